@@ -277,3 +277,42 @@ def keep_kv(
     v=jax.tree.map(move, cache.v),
     length_B=length_B,
   )
+
+
+def prefill(
+  model: LanguageModel,
+  params: Params,
+  cache: Cache,
+  tokens_BL: Array,
+  num_B: Array,
+  chunk: int,
+) -> Cache:
+  """Feeds the first `num` tokens of each row to an empty cache.
+
+  The prompt goes through in chunks of one shape, in a loop whose length is
+  traced: one compilation serves every prompt, and nothing is unembedded.
+
+  Args:
+    model: any language model.
+    params: its parameters.
+    cache: an empty cache with at least max(num) slots.
+    tokens_BL: int32 [B, L].
+    num_B: int32 [B], 0..L.
+    chunk: tokens per pass.
+  """
+  chunk = min(chunk, tokens_BL.shape[1])
+  last_index = tokens_BL.shape[1] - 1
+
+  def more(carry):
+    start, _ = carry
+    return start < jnp.max(num_B)
+
+  def feed(carry):
+    start, cache = carry
+    index_T = start + jnp.arange(chunk, dtype=jnp.int32)
+    chunk_BT = tokens_BL[:, jnp.minimum(index_T, last_index)]
+    num_tokens_B = jnp.clip(num_B - start, 0, chunk)
+    _, cache = model.apply(params, chunk_BT, cache, num_tokens_B=num_tokens_B)
+    return start + chunk, cache
+
+  return jax.lax.while_loop(more, feed, (jnp.int32(0), cache))[1]

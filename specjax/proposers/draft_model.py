@@ -1,0 +1,144 @@
+"""A second, smaller language model drafts token by token."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax import sampling as sampling_lib
+from specjax.models import base as models
+from specjax.proposers.base import (
+  Outcome,
+  Proposal,
+  TargetView,
+  check_num_draft_tokens,
+)
+from specjax.sampling import Sampling
+from specjax.shapes import Array, Key, Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftModel:
+  """Drafts with a language model that shares the target's vocabulary.
+
+  The state is the model's cache. Of the committed text it has *absorbed with
+  true inputs* all but the last two tokens; `propose` feeds those two first, so
+  a step that accepted every draft is no special case:
+
+    step t      ... a b | d1 d2 d3      b pending, fed: a b d1 d2
+    all kept    ... a b d1 d2 d3 x      next feeds: d3 x (d3 was never fed)
+    none kept   ... a b y               next feeds: b y, over the old d1 d2
+
+  A row whose text has reached the model's context gets no more drafts; the
+  row itself goes on.
+
+  Attributes:
+    model: the draft, any `LanguageModel`.
+    num_draft_tokens: K, 1..64.
+    prefill_chunk: prompt tokens per pass.
+  """
+
+  model: models.LanguageModel
+  num_draft_tokens: int
+  prefill_chunk: int = 128
+  target_features = ()
+
+  def __post_init__(self):
+    check_num_draft_tokens(self.num_draft_tokens)
+
+  def init(
+    self,
+    params: Params,
+    target: TargetView,
+    tokens_BL: Array,
+    length_B: Array,
+    num_slots: int,
+  ) -> models.Cache:
+    """Feeds all but the last two prompt tokens to an empty cache."""
+    del target
+    cache = self.model.init_cache(
+      tokens_BL.shape[0], num_slots, max_rewind=self.num_draft_tokens + 1
+    )
+    return models.prefill(
+      self.model,
+      params['proposer'],
+      cache,
+      tokens_BL,
+      jnp.maximum(length_B - 2, 0),
+      self.prefill_chunk,
+    )
+
+  def propose(
+    self,
+    params: Params,
+    keys_BK: Key,
+    state: models.Cache,
+    target: TargetView,
+    tokens_BL: Array,
+    length_B: Array,
+    sampling: Sampling,
+  ) -> tuple[Proposal, models.Cache]:
+    """Drafts K tokens with K passes over two rows, then one row each."""
+    absorbed_B = jnp.maximum(length_B - 2, 0)
+    cache = self.model.keep(state, absorbed_B, None, jnp.zeros_like(length_B))
+    index_B2 = absorbed_B[:, None] + jnp.arange(2, dtype=jnp.int32)[None, :]
+    index_B2 = jnp.minimum(index_B2, tokens_BL.shape[1] - 1)
+    fresh_B2 = jnp.take_along_axis(tokens_BL, index_B2, axis=1)
+    num_fresh_B = length_B - absorbed_B
+    hidden, cache = self.model.apply(
+      params['proposer'], fresh_B2, cache, num_tokens_B=num_fresh_B
+    )
+    last_B1D = jnp.take_along_axis(
+      hidden.last_BTD, (num_fresh_B - 1)[:, None, None], axis=1
+    )
+    counts = None
+    if sampling.has_penalties:
+      counts = sampling_lib.count_committed(
+        tokens_BL, length_B, target.prompt_length_B, self.model.vocab_size
+      )
+
+    def draw(last_B1D, counts, key_B):
+      logits_B1V = self.model.unembed(params['proposer'], last_B1D)
+      log_weights_B1V = sampling_lib.transform(sampling, logits_B1V, counts)
+      draft_B = sampling_lib.draw(log_weights_B1V[:, 0], key_B, sampling)
+      is_finite_B = jnp.all(jnp.isfinite(logits_B1V), axis=(1, 2))
+      return draft_B, log_weights_B1V[:, 0], is_finite_B
+
+    def extend(carry, key_B):
+      draft_B, counts, cache = carry
+      hidden, cache = self.model.apply(
+        params['proposer'], draft_B[:, None], cache
+      )
+      if counts is not None:
+        counts = jax.tree.map(
+          lambda counts_B2V: counts_B2V[:, 1:],
+          sampling_lib.count_drafts(counts, draft_B[:, None]),
+        )
+      drawn = draw(hidden.last_BTD, counts, key_B)
+      return (drawn[0], counts, cache), drawn
+
+    first = draw(last_B1D, counts, keys_BK[:, 0])
+    (_, _, cache), rest = jax.lax.scan(
+      extend, (first[0], counts, cache), keys_BK[:, 1:].T
+    )
+    draft_KB, log_weights_KBV, is_finite_KB = jax.tree.map(
+      lambda head, tail: jnp.concatenate([head[None], tail]), first, rest
+    )
+    # A draft that broke down, or that is past its context, falls silent.
+    num_finite_B = jnp.sum(
+      jnp.cumprod(is_finite_KB.astype(jnp.int32), axis=0), axis=0
+    )
+    room_B = jnp.maximum(self.model.context_length - length_B, 0)
+    proposal = Proposal(
+      draft_BK=draft_KB.T,
+      log_weights_BKV=jnp.swapaxes(log_weights_KBV, 0, 1),
+      num_draft_B=jnp.minimum(num_finite_B, room_B).astype(jnp.int32),
+    )
+    return proposal, cache
+
+  def observe(
+    self, params: Params, state: models.Cache, outcome: Outcome
+  ) -> models.Cache:
+    """Nothing to learn: `propose` goes back by the row's length alone."""
+    del params, outcome
+    return state
