@@ -1,0 +1,514 @@
+"""The speculative loop: propose, verify, commit, all on the device.
+
+    tokens -> proposer -> target -> verify -> commit
+
+Plain decoding is the same loop with a proposer that proposes nothing.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from specjax import noise as noise_lib
+from specjax import sampling as sampling_lib
+from specjax.models import base as models
+from specjax.proposers import base as proposers
+from specjax.sampling import Sampling
+from specjax.shapes import Array, Params, check_shape
+from specjax.verify import chain
+
+# Where a token of the buffer came from (`DecodeState.source_BL`).
+PROMPT, ACCEPTED, CORRECTION, BONUS = range(4)
+
+# Why a row ended (`DecodeState.finish_reason_B`).
+RUNNING, STOP, LENGTH, CONTEXT, ERROR = range(5)
+FINISH_REASONS = ('running', 'stop', 'length', 'context', 'error')
+
+
+@flax.struct.dataclass
+class DecodeState:
+  """Everything the loop carries. Lengths say what is real, never token values.
+
+  Attributes:
+    tokens_BL: int32, committed below `length`; the rest is junk.
+    length_B: int32, 1..limit; the last committed token is *pending*.
+    prompt_length_B: int32, 1..length.
+    limit_B: int32, the length at which the row ends.
+    limit_reason_B: int32, LENGTH or CONTEXT: what that end is called.
+    stop_ids_BJ: int32, ids that end a row; unused places hold -1, which no
+      emitted id equals.
+    done_B: bool; a finished row is frozen.
+    finish_reason_B: int32, an index into FINISH_REASONS.
+    seed_B: uint32, the requests' seeds.
+    num_steps_B: int32, verifications the row took part in.
+    target_cache: holds length - 1 tokens of each row.
+    proposer_state: the proposer's own.
+    step_BL: int32, the row's step in which the token was emitted.
+    source_BL: int8, PROMPT, ACCEPTED, CORRECTION or BONUS.
+    num_draft_BL: int8, at a step's first token: how many drafts it verified.
+    logprob_BL: float32, nats under the raw target law of the emitted token.
+    overlap_BL: float32, sum min(p, q) where a draft was tested, else NaN.
+    num_nonfinite_B: int32, target rows that were needed and not finite.
+  """
+
+  tokens_BL: Array
+  length_B: Array
+  prompt_length_B: Array
+  limit_B: Array
+  limit_reason_B: Array
+  stop_ids_BJ: Array
+  done_B: Array
+  finish_reason_B: Array
+  seed_B: Array
+  num_steps_B: Array
+  target_cache: models.Cache
+  proposer_state: Any
+  step_BL: Array
+  source_BL: Array
+  num_draft_BL: Array
+  logprob_BL: Array
+  overlap_BL: Array
+  num_nonfinite_B: Array
+
+
+@flax.struct.dataclass
+class StepInfo:
+  """What one step did, for those who only look.
+
+  Attributes:
+    draft_BK: int32 [B, K], the drafts.
+    num_draft_B: int32 [B], how many of them were verified.
+    num_accepted_B: int32 [B], accepted drafts among the emitted tokens.
+    tokens_BN: int32 [B, N], the emitted tokens.
+    num_emitted_B: int32 [B], 0 for a finished row.
+  """
+
+  draft_BK: Array
+  num_draft_B: Array
+  num_accepted_B: Array
+  tokens_BN: Array
+  num_emitted_B: Array
+
+
+@flax.struct.dataclass
+class Requests:
+  """What the host hands to `init`.
+
+  Attributes:
+    tokens_BL: int32 [B, max_length], prompts; any values behind them.
+    prompt_length_B: int32 [B], 1..max_length.
+    max_new_tokens_B: int32 [B], at least 0.
+    seed_B: uint32 [B].
+    stop_ids_BJ: int32 [B, J], filled up with -1.
+  """
+
+  tokens_BL: Array
+  prompt_length_B: Array
+  max_new_tokens_B: Array
+  seed_B: Array
+  stop_ids_BJ: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoder:
+  """A target, a proposer and a rule, joined into one loop.
+
+  Static: the parts, K, the buffer sizes. Traced: parameters, lengths, limits,
+  seeds, stop ids and every sampling setting, so that none of them recompiles.
+
+  Invariants (each has a test):
+    I1 `tokens_BL[b, length - 1]` is pending: committed, in no cache yet.
+    I2 The target's cache holds length - 1 tokens; a step feeds the pending
+       token and K drafts.
+    I3 A proposer absorbs committed text itself, in `propose`, and forgets what
+       it drafted.
+    I4 Caches have N slots of slack and start at zero; writes at a row's own
+       offset drop what does not fit.
+    I5 Lengths say what is real; padding ids may be any int32.
+    I6 A finished row emits nothing and nothing of it changes; a row whose
+       target law is not finite ends with reason 'error'.
+    I7 After warm-up nothing recompiles.
+    I8 Noise is a function of seed, position or step, and purpose.
+    I9 At one `width` every target pass has the same shape, so greedy and
+       coupled text equals plain decoding bit for bit, in any dtype.
+    I10 No draft is made that could not be emitted, so a limit cuts no block.
+
+  Attributes:
+    target: the model whose text is produced.
+    proposer: guesses tokens.
+    verify: decides on them; `Greedy` is for temperature 0 alone.
+    max_length: L, tokens per row, prompt included.
+    width: rows of every target pass, K + 1 at least; None is K + 1. Plain
+      decoding with the width of a speculative run yields its exact text.
+    prefill_chunk: prompt tokens per pass.
+  """
+
+  target: models.LanguageModel
+  proposer: proposers.Proposer
+  verify: chain.Rule
+  max_length: int
+  width: int | None = None
+  prefill_chunk: int = 128
+
+  def __post_init__(self):
+    if self.max_length < 1:
+      raise ValueError(f'max_length must be >= 1, got {self.max_length}.')
+    if self.max_length > self.target.context_length:
+      raise ValueError(
+        f'max_length must be at most {self.target.context_length}, the '
+        f"target's context, got {self.max_length}."
+      )
+    if self.num_rows < self.proposer.num_draft_tokens + 1:
+      raise ValueError(
+        f'width must be at least {self.proposer.num_draft_tokens + 1}, one '
+        f'more than the drafts, got {self.width}.'
+      )
+
+  @property
+  def num_rows(self) -> int:
+    """N, the rows of every target pass."""
+    if self.width is None:
+      return self.proposer.num_draft_tokens + 1
+    return self.width
+
+  @property
+  def num_slots(self) -> int:
+    return self.max_length + self.num_rows
+
+  def init(self, params: Params, requests: Requests) -> DecodeState:
+    """Prefills the caches; the first token comes from the first step."""
+    b, size = requests.tokens_BL.shape
+    check_shape('tokens_BL', requests.tokens_BL, (b, self.max_length))
+    length_B = requests.prompt_length_B
+    cache = self.target.init_cache(b, self.num_slots, max_rewind=self.num_rows)
+    cache = models.prefill(
+      self.target,
+      params['target'],
+      cache,
+      requests.tokens_BL,
+      length_B - 1,
+      self.prefill_chunk,
+    )
+    proposer_state = self.proposer.init(
+      params,
+      proposers.TargetView(cache, length_B),
+      requests.tokens_BL,
+      length_B,
+      self.num_slots,
+    )
+    # min before the sum: a huge token limit must not overflow.
+    room_B = size - length_B
+    is_context_B = requests.max_new_tokens_B > room_B
+    limit_B = length_B + jnp.minimum(requests.max_new_tokens_B, room_B)
+    limit_reason_B = jnp.where(is_context_B, CONTEXT, LENGTH).astype(jnp.int32)
+    done_B = length_B >= limit_B
+    row = lambda dtype, value=0: jnp.full((b, size), value, dtype)
+    return DecodeState(
+      tokens_BL=requests.tokens_BL,
+      length_B=length_B,
+      prompt_length_B=length_B,
+      limit_B=limit_B,
+      limit_reason_B=limit_reason_B,
+      stop_ids_BJ=requests.stop_ids_BJ,
+      done_B=done_B,
+      finish_reason_B=jnp.where(done_B, limit_reason_B, RUNNING),
+      seed_B=requests.seed_B,
+      num_steps_B=jnp.zeros(b, jnp.int32),
+      target_cache=cache,
+      proposer_state=proposer_state,
+      step_BL=row(jnp.int32),
+      source_BL=row(jnp.int8, PROMPT),
+      num_draft_BL=row(jnp.int8),
+      logprob_BL=row(jnp.float32),
+      overlap_BL=row(jnp.float32, jnp.nan),
+      num_nonfinite_B=jnp.zeros(b, jnp.int32),
+    )
+
+  def step(
+    self, params: Params, state: DecodeState, sampling: Sampling
+  ) -> tuple[DecodeState, StepInfo]:
+    """One round: at least one token for every unfinished row."""
+    n = self.num_rows
+    proposal, proposer_state = self._propose(params, state, sampling)
+    # I10: the bonus must fit too.
+    room_B = jnp.where(state.done_B, 0, state.limit_B - state.length_B - 1)
+    num_draft_B = jnp.minimum(proposal.num_draft_B, room_B)
+
+    index_B1 = (state.length_B - 1)[:, None]
+    pending_B1 = jnp.take_along_axis(state.tokens_BL, index_B1, axis=1)
+    block_BN = jnp.concatenate([pending_B1, proposal.draft_BK], axis=1)
+    hidden, cache = self.target.apply(
+      params['target'],
+      block_BN,
+      state.target_cache,
+      num_tokens_B=jnp.where(state.done_B, 0, num_draft_B + 1),
+      capture=self.proposer.target_features,
+    )
+    logits_BNV = self.target.unembed(params['target'], hidden.last_BTD)
+    log_weights_BNV = self._target_law(state, sampling, proposal, logits_BNV)
+    verdict, overlap_BK = self._verify(
+      state, sampling, proposal, num_draft_B, log_weights_BNV
+    )
+
+    # What is emitted: accepted drafts, then the rule's token, up to the first
+    # stop id, and nothing from a row of the target that is not finite.
+    is_next_BN = jnp.arange(n)[None, :] == verdict.num_accepted[:, None]
+    padded_BN = jnp.pad(proposal.draft_BK, ((0, 0), (0, 1)))
+    tokens_BN = jnp.where(is_next_BN, verdict.next_token[:, None], padded_BN)
+    finite_BN = jnp.all(jnp.isfinite(logits_BNV), axis=-1)
+    num_finite_B = _num_leading(finite_BN)
+    is_error_B = ~state.done_B & (num_finite_B <= verdict.num_accepted)
+    num_emitted_B = jnp.minimum(verdict.num_accepted + 1, num_finite_B)
+    is_stop_BN = jnp.any(
+      tokens_BN[:, :, None] == state.stop_ids_BJ[:, None, :], axis=-1
+    )
+    num_before_stop_B = _num_leading(~is_stop_BN)
+    is_stop_B = ~state.done_B & (num_before_stop_B < num_emitted_B)
+    num_emitted_B = jnp.where(is_stop_B, num_before_stop_B + 1, num_emitted_B)
+    num_emitted_B = jnp.where(state.done_B, 0, num_emitted_B)
+    num_accepted_B = jnp.minimum(verdict.num_accepted, num_emitted_B)
+    is_emitted_BN = jnp.arange(n)[None, :] < num_emitted_B[:, None]
+    tokens_BN = jnp.where(is_emitted_BN, tokens_BN, 0)
+
+    length_B = state.length_B + num_emitted_B
+    is_full_B = length_B >= state.limit_B
+    reason_B = jnp.where(is_full_B, state.limit_reason_B, RUNNING)
+    reason_B = jnp.where(is_error_B & ~is_stop_B, ERROR, reason_B)
+    reason_B = jnp.where(is_stop_B, STOP, reason_B)
+    reason_B = jnp.where(state.done_B, state.finish_reason_B, reason_B)
+
+    outcome = proposers.Outcome(
+      tokens_BN=tokens_BN,
+      start_B=state.length_B,
+      length_B=length_B,
+      num_emitted_B=num_emitted_B,
+      num_accepted_B=num_accepted_B,
+      num_draft_B=num_draft_B,
+      path_BM=verdict.path_M,
+      hidden=hidden,
+      target_log_weights_BNV=log_weights_BNV,
+    )
+    record = _Record(state.length_B, is_emitted_BN)
+    source_BN = jnp.where(
+      jnp.arange(n)[None, :] < num_accepted_B[:, None],
+      ACCEPTED,
+      jnp.where(num_accepted_B < num_draft_B, CORRECTION, BONUS)[:, None],
+    )
+    is_first_BN = jnp.broadcast_to(jnp.arange(n)[None, :] == 0, (1, n))
+    is_tested_BN = jnp.arange(n)[None, :] < num_draft_B[:, None]
+    overlap_BN = jnp.pad(overlap_BK, ((0, 0), (0, 1)))
+    new_state = state.replace(
+      tokens_BL=record(state.tokens_BL, tokens_BN),
+      length_B=length_B,
+      done_B=state.done_B | (reason_B != RUNNING),
+      finish_reason_B=reason_B.astype(jnp.int32),
+      num_steps_B=state.num_steps_B + (num_emitted_B > 0),
+      target_cache=self.target.keep(
+        cache, state.length_B - 1, verdict.path_M, num_emitted_B
+      ),
+      proposer_state=self.proposer.observe(params, proposer_state, outcome),
+      step_BL=record(state.step_BL, state.num_steps_B[:, None]),
+      source_BL=record(state.source_BL, source_BN),
+      num_draft_BL=record(
+        state.num_draft_BL, jnp.where(is_first_BN, num_draft_B[:, None], 0)
+      ),
+      logprob_BL=record(state.logprob_BL, _log_prob(logits_BNV, tokens_BN)),
+      overlap_BL=record(
+        state.overlap_BL, jnp.where(is_tested_BN, overlap_BN, jnp.nan)
+      ),
+      num_nonfinite_B=state.num_nonfinite_B + is_error_B,
+    )
+    info = StepInfo(
+      draft_BK=proposal.draft_BK,
+      num_draft_B=num_draft_B,
+      num_accepted_B=num_accepted_B,
+      tokens_BN=tokens_BN,
+      num_emitted_B=num_emitted_B,
+    )
+    return new_state, info
+
+  def _propose(
+    self, params: Params, state: DecodeState, sampling: Sampling
+  ) -> tuple[proposers.Proposal, Any]:
+    """The proposal, its drafts padded to N - 1 columns."""
+    k = self.proposer.num_draft_tokens
+    keys_BK = jax.vmap(
+      lambda seed, length: noise_lib.draw_keys(
+        seed, self.verify.draft_purpose, length, k
+      )
+    )(state.seed_B, state.length_B)
+    proposal, proposer_state = self.proposer.propose(
+      params,
+      keys_BK,
+      state.proposer_state,
+      proposers.TargetView(state.target_cache, state.prompt_length_B),
+      state.tokens_BL,
+      state.length_B,
+      sampling,
+    )
+    missing = self.num_rows - 1 - k
+    log_weights_BKV = proposal.log_weights_BKV
+    if log_weights_BKV is not None:
+      check_shape(
+        'log_weights_BKV', log_weights_BKV, ('B', k, self.target.vocab_size)
+      )
+      log_weights_BKV = jnp.pad(log_weights_BKV, ((0, 0), (0, missing), (0, 0)))
+    proposal = proposal._replace(
+      draft_BK=jnp.pad(proposal.draft_BK, ((0, 0), (0, missing))),
+      log_weights_BKV=log_weights_BKV,
+    )
+    return proposal, proposer_state
+
+  def _target_law(
+    self,
+    state: DecodeState,
+    sampling: Sampling,
+    proposal: proposers.Proposal,
+    logits_BNV: Array,
+  ) -> Array:
+    """The target's log-weights; row i has seen the drafts before it."""
+    counts = None
+    if sampling.has_penalties:
+      counts = sampling_lib.count_committed(
+        state.tokens_BL,
+        state.length_B,
+        state.prompt_length_B,
+        self.target.vocab_size,
+      )
+      counts = sampling_lib.count_drafts(counts, proposal.draft_BK)
+    return sampling_lib.transform(sampling, logits_BNV, counts)
+
+  def _verify(
+    self,
+    state: DecodeState,
+    sampling: Sampling,
+    proposal: proposers.Proposal,
+    num_draft_B: Array,
+    log_weights_BNV: Array,
+  ) -> tuple[chain.Verdict, Array]:
+    """The verdicts, and sum min(p, q) at each draft, float32 [B, K].
+
+    At temperature 0 every lossless rule decides as `Greedy` does, so a batch
+    of greedy rows takes its branch and makes no noise.
+    """
+    k = self.num_rows - 1
+    p_BKV = log_weights_BNV[:, :k]
+    q_BKV = proposal.log_weights_BKV
+
+    def run(rule: chain.Rule, noise):
+      operands = (
+        noise,
+        proposal.draft_BK,
+        q_BKV,
+        num_draft_B,
+        log_weights_BNV,
+      )
+      axes = tuple(None if x is None else 0 for x in operands)
+      return jax.vmap(rule, in_axes=axes)(*operands)
+
+    def sampled():
+      noise = jax.vmap(lambda s, n: chain.make_noise(s, n, k))(
+        state.seed_B, state.length_B
+      )
+      return run(self.verify, noise), _overlap(p_BKV, q_BKV)
+
+    def greedy():
+      best_BK = jnp.argmax(p_BKV, axis=-1)
+      match_BK = (best_BK == proposal.draft_BK).astype(jnp.float32)
+      overlap_BK = jnp.full_like(match_BK, jnp.nan)
+      return (
+        run(chain.Greedy(), None),
+        overlap_BK if q_BKV is None else match_BK,
+      )
+
+    if isinstance(self.verify, chain.Greedy):
+      return greedy()
+    return jax.lax.cond(sampling_lib.any_sampled(sampling), sampled, greedy)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+  """Writes a step's N columns behind each row's length."""
+
+  start_B: Array
+  is_emitted_BN: Array
+
+  def __call__(self, buffer_BL: Array, value_BN: Array) -> Array:
+    b, n = self.is_emitted_BN.shape
+    index_BN = self.start_B[:, None] + jnp.arange(n, dtype=jnp.int32)[None, :]
+    index_BN = jnp.where(self.is_emitted_BN, index_BN, buffer_BL.shape[1])
+    value_BN = jnp.broadcast_to(value_BN, (b, n)).astype(buffer_BL.dtype)
+    row_B1 = jnp.arange(b)[:, None]
+    return buffer_BL.at[row_B1, index_BN].set(value_BN, mode='drop')
+
+
+def _num_leading(flag_BN: Array) -> Array:
+  """How many columns lead before the first False, int32 [B]."""
+  return jnp.sum(jnp.cumprod(flag_BN.astype(jnp.int32), axis=1), axis=1)
+
+
+def _log_prob(logits_BNV: Array, tokens_BN: Array) -> Array:
+  """log-softmax of the raw logits at the tokens, float32 [B, N]."""
+  total_BN = jax.scipy.special.logsumexp(logits_BNV, axis=-1)
+  chosen_BN1 = jnp.take_along_axis(logits_BNV, tokens_BN[:, :, None], axis=-1)
+  return chosen_BN1[:, :, 0] - total_BN
+
+
+def _overlap(p_BKV: Array, q_BKV: Array | None) -> Array:
+  """sum min(p, q) per draft; NaN where the drafts were not drawn."""
+  if q_BKV is None:
+    return jnp.full(p_BKV.shape[:2], jnp.nan)
+  p_BKV = jax.nn.softmax(p_BKV, axis=-1)
+  q_BKV = jax.nn.softmax(q_BKV, axis=-1)
+  return jnp.sum(jnp.minimum(p_BKV, q_BKV), axis=-1)
+
+
+@functools.partial(jax.jit, static_argnames='decoder')
+def init(decoder: Decoder, params: Params, requests: Requests) -> DecodeState:
+  """`Decoder.init`, compiled once per decoder and batch size."""
+  return decoder.init(params, requests)
+
+
+@functools.partial(jax.jit, static_argnames='decoder', donate_argnames='state')
+def step(
+  decoder: Decoder, params: Params, state: DecodeState, sampling: Sampling
+) -> tuple[DecodeState, StepInfo]:
+  """`Decoder.step`, compiled; the state is donated."""
+  return decoder.step(params, state, sampling)
+
+
+@functools.partial(jax.jit, static_argnames='decoder', donate_argnames='state')
+def run(
+  decoder: Decoder,
+  params: Params,
+  state: DecodeState,
+  sampling: Sampling,
+  max_steps: Array,
+) -> DecodeState:
+  """Steps until every row is done, in one `while_loop` on the device.
+
+  Args:
+    decoder: static.
+    params: {'target': ..., 'proposer': ...}.
+    state: donated; do not use it again.
+    sampling: the rows' settings.
+    max_steps: int32 [], traced: the most steps to take.
+
+  Returns:
+    The state after the last step; the host may read it, cut rows and go on.
+  """
+
+  def more(carry):
+    i, state = carry
+    return (i < max_steps) & ~jnp.all(state.done_B)
+
+  def body(carry):
+    i, state = carry
+    state, _ = decoder.step(params, state, sampling)
+    return i + 1, state
+
+  return jax.lax.while_loop(more, body, (jnp.int32(0), state))[1]
