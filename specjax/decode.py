@@ -52,7 +52,7 @@ class DecodeState:
     num_draft_BL: int8, at a step's first token: how many drafts it verified.
     logprob_BL: float32, nats under the raw target law of the emitted token.
     overlap_BL: float32, sum min(p, q) where a draft was tested, else NaN.
-    num_nonfinite_B: int32, target rows that were needed and not finite.
+    num_nonfinite_B: int32, laws of the target that were needed and not finite.
   """
 
   tokens_BL: Array
@@ -249,20 +249,24 @@ class Decoder:
       capture=self.proposer.target_features,
     )
     logits_BNV = self.target.unembed(params['target'], hidden.last_BTD)
+    # A law that is not finite judges no draft, and a rule may look at all of
+    # them: the drafts that need it are not there. It ends the row when it is
+    # the first.
+    finite_BN = jnp.all(jnp.isfinite(logits_BNV), axis=-1)
+    num_finite_B = _num_leading(finite_BN)
+    num_draft_B = jnp.clip(num_finite_B - 1, 0, num_draft_B)
+    is_error_B = ~state.done_B & (num_finite_B == 0)
     log_weights_BNV = self._target_law(state, sampling, proposal, logits_BNV)
     verdict, overlap_BK = self._verify(
       state, sampling, proposal, num_draft_B, log_weights_BNV
     )
 
     # What is emitted: accepted drafts, then the rule's token, up to the first
-    # stop id, and nothing from a row of the target that is not finite.
+    # stop id.
     is_next_BN = jnp.arange(n)[None, :] == verdict.num_accepted[:, None]
     padded_BN = jnp.pad(proposal.draft_BK, ((0, 0), (0, 1)))
     tokens_BN = jnp.where(is_next_BN, verdict.next_token[:, None], padded_BN)
-    finite_BN = jnp.all(jnp.isfinite(logits_BNV), axis=-1)
-    num_finite_B = _num_leading(finite_BN)
-    is_error_B = ~state.done_B & (num_finite_B <= verdict.num_accepted)
-    num_emitted_B = jnp.minimum(verdict.num_accepted + 1, num_finite_B)
+    num_emitted_B = jnp.where(is_error_B, 0, verdict.num_accepted + 1)
     is_stop_BN = jnp.any(
       tokens_BN[:, :, None] == state.stop_ids_BJ[:, None, :], axis=-1
     )
@@ -277,7 +281,7 @@ class Decoder:
     length_B = state.length_B + num_emitted_B
     is_full_B = length_B >= state.limit_B
     reason_B = jnp.where(is_full_B, state.limit_reason_B, RUNNING)
-    reason_B = jnp.where(is_error_B & ~is_stop_B, ERROR, reason_B)
+    reason_B = jnp.where(is_error_B, ERROR, reason_B)
     reason_B = jnp.where(is_stop_B, STOP, reason_B)
     reason_B = jnp.where(state.done_B, state.finish_reason_B, reason_B)
 
