@@ -237,6 +237,10 @@ class Decoder:
     # I10: the bonus must fit too.
     room_B = jnp.where(state.done_B, 0, state.limit_B - state.length_B - 1)
     num_draft_B = jnp.minimum(proposal.num_draft_B, room_B)
+    # A draft that is no id would be judged by another's probability.
+    draft_BK = proposal.draft_BK
+    is_id_BK = (draft_BK >= 0) & (draft_BK < self.target.vocab_size)
+    num_draft_B = jnp.minimum(num_draft_B, _num_leading(is_id_BK))
 
     index_B1 = (state.length_B - 1)[:, None]
     pending_B1 = jnp.take_along_axis(state.tokens_BL, index_B1, axis=1)

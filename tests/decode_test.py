@@ -11,6 +11,7 @@ import tests.setup_jax  # noqa: F401
 from specjax import decode, testing
 from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
+from specjax.proposers.ngram import NGram
 from specjax.sampling import SamplingOptions
 from specjax.testing import loops
 from specjax.verify import chain
@@ -448,6 +449,27 @@ class RowsTest(parameterized.TestCase):
     self.assertGreater(
       int(np.sum(np.asarray(drafted.state.source_BL) == decode.ACCEPTED)), 20
     )
+
+
+class AnyProposalTest(parameterized.TestCase):
+  def test_a_draft_that_is_no_id_is_not_there(self):
+    """Prompt lookup finds what the prompt holds, be it an id or not."""
+    params = toy_loops.make_params(twins=True)
+    # An index out of range is clamped to the last id: make that a likely one.
+    table = params['target']['table'].at[:, -1].add(4.0)
+    params = {**params, 'target': {'table': table}}
+    looking_up = dataclasses.replace(
+      RowsTest.DECODER, proposer=NGram(num_draft_tokens=2)
+    )
+    for wrong in (V, V + 3, -1, 2**31 - 1):
+      rows = [
+        Row(prompt=(wrong,) * 3, seed=i, options=toy_loops.WARM, max_new=4)
+        for i in range(toy_loops.B)
+      ]
+      run = toy_loops.generate(looking_up, params, rows)
+      for b in range(len(rows)):
+        self.assertContainsSubset(run.tokens(b), range(V))
+        self.assertEqual(run.emitted(b, 'num_draft_BL')[0], 0)
 
 
 class RecordsTest(parameterized.TestCase):
