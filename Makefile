@@ -1,0 +1,109 @@
+# Everything here needs python3 (3.11 or newer), make and git only.
+#   make PYTHON=python3.12 test      another interpreter
+#   make TEST_JOBS=2 test            tests in two processes
+PYTHON ?= python3
+TEST_JOBS ?= 1
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+# The smoke set: one file per part, run on the newest jax as well.
+SMOKE_TESTS := tests/layers_test.py tests/experiments/common_test.py
+SMOKE_PYTHON ?= $(shell ./.ci/find_python 3.12)
+
+SAY := @printf '\n== %s\n'
+VERSIONS := import importlib.metadata as m, platform; \
+  found = {d.name: d.version for d in m.distributions()}; \
+  print('python', platform.python_version(), *(f'{n} {found[n]}' for n in \
+  ('jax', 'jaxlib', 'flax', 'numpy', 'torch', 'transformers') if n in found))
+
+.PHONY: help setup demo test lint doctest unit certify parity smoke clean
+.NOTPARALLEL:
+
+help:
+	@echo 'make demo     set up, then watch a draft propose and a target verify'
+	@echo 'make test     set up, then format, lint, doctests, tests, certify --quick'
+	@echo 'make setup    only the virtual environment $(VENV)'
+	@echo 'make lint     only format and lint'
+	@echo 'make doctest  only the examples in docstrings'
+	@echo 'make unit     only the test suite'
+	@echo 'make certify  the full certificate (make test runs the quick one)'
+	@echo 'make parity   compare with transformers (downloads torch), real models'
+	@echo 'make smoke    a few tests on the newest jax under Python 3.12'
+	@echo 'make clean    remove the virtual environments and caches'
+
+setup: $(READY)
+
+# Made anew when a dependency may have changed; instant otherwise.
+$(READY): setup.py pyproject.toml
+	$(SAY) 'Setting up $(VENV) with $(PYTHON) (once; a minute or two)'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo '$(PYTHON) must be Python 3.11 or newer, got:' \
+	    "$$($(PYTHON) --version)." >&2; exit 1; }
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install -q --disable-pip-version-check -e '.[test]'
+	@touch $@
+	@$(RUN) -c "$(VERSIONS)"
+
+demo: $(READY)
+	@$(RUN) experiments/generate.py --target=demo:target --draft=demo:draft \
+	  --num_draft_tokens=4 --trace --max_new_tokens=48 \
+	  --prompt='The quick brown fox'
+
+test: lint doctest unit
+	$(SAY) 'Certificate, quick'
+	@$(RUN) experiments/certify.py --quick
+
+lint: $(READY)
+	$(SAY) 'Format and lint'
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m ruff check .
+
+doctest: $(READY)
+	$(SAY) 'Doctests'
+	@$(RUN) -m pytest -q --doctest-modules specjax experiments
+
+unit: $(READY)
+	$(SAY) 'Tests'
+	@$(RUN) -c "$(VERSIONS)"
+	@$(RUN) -m pytest $(if $(filter-out 1,$(TEST_JOBS)),-n $(TEST_JOBS))
+
+certify: $(READY)
+	@$(RUN) experiments/certify.py
+
+# torch comes first: transformers adapts to the one it finds.
+.venv-peers/.ready: setup.py pyproject.toml
+	$(SAY) 'Setting up .venv-peers with torch and transformers (minutes)'
+	@rm -rf .venv-peers
+	@$(PYTHON) -m venv .venv-peers
+	@.venv-peers/bin/python -m pip install -q --disable-pip-version-check \
+	  torch==2.13.0
+	@.venv-peers/bin/python -m pip install -q --disable-pip-version-check \
+	  -e '.[test,peers]'
+	@touch $@
+
+parity: .venv-peers/.ready
+	$(SAY) 'Parity with transformers, and real models'
+	@.venv-peers/bin/python -c "$(VERSIONS)"
+	@.venv-peers/bin/python -m pytest \
+	  $$(find tests -name '*parity_test.py' | sort) tests/real_models
+
+.venv-312/.ready: setup.py pyproject.toml
+	@test -n '$(SMOKE_PYTHON)' || \
+	  { echo 'make smoke needs Python 3.12: set SMOKE_PYTHON.' >&2; exit 1; }
+	$(SAY) 'Setting up .venv-312 with $(SMOKE_PYTHON)'
+	@rm -rf .venv-312
+	@$(SMOKE_PYTHON) -m venv .venv-312
+	@.venv-312/bin/python -m pip install -q --disable-pip-version-check \
+	  -e '.[test]'
+	@touch $@
+
+smoke: .venv-312/.ready
+	$(SAY) 'Smoke set on the newest jax'
+	@.venv-312/bin/python -c "$(VERSIONS)"
+	@.venv-312/bin/python -m pytest $(SMOKE_TESTS)
+
+clean:
+	rm -rf .venv .venv-peers .venv-312 .pytest_cache .ruff_cache *.egg-info
