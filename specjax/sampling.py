@@ -117,13 +117,17 @@ class Sampling:
 
 
 def stack_options(
-  options: Sequence[SamplingOptions], vocab_size: int
+  options: Sequence[SamplingOptions],
+  vocab_size: int,
+  among: Sequence[SamplingOptions] | None = None,
 ) -> Sampling:
   """The settings of a batch from those of its rows.
 
   Args:
     options: one per row.
     vocab_size: V, the number of true ids.
+    among: settings of all rows to come, so that batches of one run have the
+      same optional parts and share a compilation; None: these rows alone.
 
   Raises:
     ValueError: an id outside the vocabulary, or every id banned.
@@ -135,12 +139,13 @@ def stack_options(
   def column(name: str, dtype) -> Array:
     return jnp.asarray([getattr(o, name) for o in options], dtype)
 
+  among = options if among is None else among
   penalties = {}
   names = ('repetition_penalty', 'presence_penalty', 'frequency_penalty')
-  if any((1, 0, 0) != tuple(getattr(o, n) for n in names) for o in options):
+  if any((1, 0, 0) != tuple(getattr(o, n) for n in names) for o in among):
     penalties = {f'{n}_B': column(n, jnp.float32) for n in names}
   bias_BV = None
-  if any(o.logit_bias or o.banned_ids or o.allowed_ids for o in options):
+  if any(o.logit_bias or o.banned_ids or o.allowed_ids for o in among):
     bias_BV = jnp.asarray(
       np.stack([_dense_bias(o, vocab_size) for o in options])
     )
