@@ -27,7 +27,8 @@ class Request:
   """One prompt and how to continue it.
 
   Attributes:
-    prompt_tokens: ids as fed, at least one.
+    prompt: the text as fed, for the record.
+    prompt_tokens: its ids, at least one.
     options: sampling settings.
     seed: 0..2**32 - 1.
     max_new_tokens: at least 0.
@@ -40,6 +41,7 @@ class Request:
   ValueError: the prompt must have at least one token.
   """
 
+  prompt: str = ''
   prompt_tokens: tuple[int, ...]
   options: SamplingOptions = SamplingOptions()
   seed: int = 0
