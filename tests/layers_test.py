@@ -19,12 +19,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROOMS = (
   ('shapes',),
   ('sharding',),
-  ('tokenizers', 'sampling'),
+  ('noise', 'gguf_tokenizer'),
+  ('sampling', 'tokenizers'),
   ('models',),
   ('proposers',),
   ('verify',),
   ('metrics',),
   ('decode',),
+  ('generation',),
   ('training',),
   ('testing',),
 )
