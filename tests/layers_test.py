@@ -19,8 +19,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROOMS = (
   ('shapes',),
   ('sharding',),
-  ('noise', 'gguf_tokenizer'),
-  ('sampling', 'tokenizers'),
+  ('noise', 'tokenizers'),
+  ('sampling', 'gguf_tokenizer', 'detokenize', 'chat'),
   ('models',),
   ('proposers',),
   ('verify',),
