@@ -12,6 +12,10 @@ READY := $(VENV)/.ready
 SMOKE_TESTS := tests/layers_test.py tests/experiments/common_test.py
 SMOKE_PYTHON ?= $(shell ./.ci/find_python 3.12)
 
+# What needs torch or real model files.
+PARITY_TESTS := $(sort $(shell find tests -name '*parity_test.py' -o \
+  -path 'tests/real_models/*_test.py'))
+
 SAY := @printf '\n== %s\n'
 VERSIONS := import importlib.metadata as m, platform; \
   found = {d.name: d.version for d in m.distributions()}; \
@@ -43,7 +47,7 @@ $(READY): setup.py pyproject.toml
 	    "$$($(PYTHON) --version)." >&2; exit 1; }
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
-	@$(RUN) -m pip install -q --disable-pip-version-check -e '.[test]'
+	@$(RUN) -m pip install -qq --disable-pip-version-check -e '.[test]'
 	@touch $@
 	@$(RUN) -c "$(VERSIONS)"
 
@@ -78,17 +82,17 @@ certify: $(READY)
 	$(SAY) 'Setting up .venv-peers with torch and transformers (minutes)'
 	@rm -rf .venv-peers
 	@$(PYTHON) -m venv .venv-peers
-	@.venv-peers/bin/python -m pip install -q --disable-pip-version-check \
+	@.venv-peers/bin/python -m pip install -qq --disable-pip-version-check \
 	  torch==2.13.0
-	@.venv-peers/bin/python -m pip install -q --disable-pip-version-check \
+	@.venv-peers/bin/python -m pip install -qq --disable-pip-version-check \
 	  -e '.[test,peers]'
 	@touch $@
 
 parity: .venv-peers/.ready
+	$(if $(PARITY_TESTS),,$(error there are no parity tests))
 	$(SAY) 'Parity with transformers, and real models'
 	@.venv-peers/bin/python -c "$(VERSIONS)"
-	@.venv-peers/bin/python -m pytest \
-	  $$(find tests -name '*parity_test.py' | sort) tests/real_models
+	@.venv-peers/bin/python -m pytest $(PARITY_TESTS)
 
 .venv-312/.ready: setup.py pyproject.toml
 	@test -n '$(SMOKE_PYTHON)' || \
@@ -96,7 +100,7 @@ parity: .venv-peers/.ready
 	$(SAY) 'Setting up .venv-312 with $(SMOKE_PYTHON)'
 	@rm -rf .venv-312
 	@$(SMOKE_PYTHON) -m venv .venv-312
-	@.venv-312/bin/python -m pip install -q --disable-pip-version-check \
+	@.venv-312/bin/python -m pip install -qq --disable-pip-version-check \
 	  -e '.[test]'
 	@touch $@
 

@@ -24,6 +24,9 @@ setuptools.setup(
   long_description_content_type='text/markdown',
   license='Apache-2.0',
   python_requires='>=3.11',
+  # Given by name, the folder itself goes on the path of an editable install,
+  # and `from experiments import common` works in scripts as in tests.
+  package_dir={'': '.'},
   packages=setuptools.find_packages(include=['specjax', 'specjax.*']),
   # The bounds are the oldest releases that the tests have run on; 0.10.2 is
   # the last jax for Python 3.11.
