@@ -19,7 +19,7 @@ ACTIVATIONS = {'silu': jax.nn.silu, 'gelu_pytorch_tanh': _gelu_tanh}
 
 
 def _two_rows(x: Array, num_rows: int) -> Array:
-  """Repeats the only row of a narrow operand; its rows are the second-last axis.
+  """Repeats a narrow operand's only row (rows are the second-last axis).
 
   XLA:CPU has no fast kernel for products with one narrow row: two rows of
   bfloat16 take a tenth of the time of one.
