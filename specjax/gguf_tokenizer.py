@@ -1,0 +1,1 @@
+def stop_ids(metadata): return ()
