@@ -1,6 +1,5 @@
 """Rebuilds the tokenizer that a GGUF file carries in its metadata."""
 
-import re
 from typing import Any, Mapping
 
 from specjax import tokenizers as specjax_tokenizers
@@ -255,7 +254,7 @@ def from_gguf(
   )
   if not is_byte_level:
     # Converters write runs of spaces as such; the vocabulary spells them.
-    tokens = [re.sub('^ +$', lambda m: _SPACE * len(m[0]), t) for t in tokens]
+    tokens = [t if t.strip(' ') else _SPACE * len(t) for t in tokens]
   bos_id = _token_id(metadata, 'bos_token_id', len(tokens))
   eos_id = _token_id(metadata, 'eos_token_id', len(tokens))
   # Where a file does not say, these two kinds begin a text with a token.

@@ -15,6 +15,7 @@ from typing import Any, Protocol, Sequence
 import numpy as np
 
 _SPACE = '\u2581'  # How SentencePiece spells a space.
+_BYTE_SPACE = '\u0120'  # How byte-level BPE does.
 _MAX_IDS = 1 << 22
 _NO_TOKEN = '(no token)'
 
@@ -44,7 +45,10 @@ class Tokenizer(Protocol):
     ...
 
   def decode(
-    self, ids: Sequence[int], *, skip_special: bool = False,
+    self,
+    ids: Sequence[int],
+    *,
+    skip_special: bool = False,
     is_start: bool = False,
   ) -> str:
     """Text of some ids; bytes that are not UTF-8 become U+FFFD.
@@ -264,6 +268,11 @@ def _affixes(backend: Any) -> tuple[list[int], list[int]]:
   return [], []
 
 
+def _has_space_prefix(backend: Any) -> bool:
+  tokens = backend.encode('a', add_special_tokens=False).tokens
+  return bool(tokens) and tokens[0].startswith((_SPACE, _BYTE_SPACE))
+
+
 def _chat_template(folder: str, config: dict) -> str | None:
   path = os.path.join(folder, 'chat_template.jinja')
   if os.path.exists(path):
@@ -349,10 +358,7 @@ def from_tokenizer_json(path: str | os.PathLike) -> LibraryTokenizer:
     added_ids=frozenset(added),
     special_ids=frozenset(i for i, token in added.items() if token.special),
     is_byte_level=is_byte_level,
-    has_space_prefix=not is_byte_level
-    and backend.decode(backend.encode('a').ids[-1:]) == 'a'
-    and tokens[backend.encode('a', add_special_tokens=False).ids[0]][0]
-    == _SPACE,
+    has_space_prefix=_has_space_prefix(backend),
     prefix_ids=tuple(prefix_ids),
     suffix_ids=tuple(suffix_ids),
     bos_id=bos_id,
@@ -415,8 +421,7 @@ def pad_batch(
       raise ValueError(f'prompt {row} is empty; it must have a token.')
     if len(prompt) > length:
       raise ValueError(
-        f'prompt {row} has {len(prompt)} tokens, but the buffer holds '
-        f'{length}.'
+        f'prompt {row} has {len(prompt)} tokens, but the buffer holds {length}.'
       )
     tokens_BL[row, : len(prompt)] = prompt
   return tokens_BL, length_B

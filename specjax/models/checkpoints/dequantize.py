@@ -30,7 +30,9 @@ def _half(bytes_X2: Array) -> Array:
 def _nibbles(packed: Array) -> Array:
   """uint8 [..., n] -> [..., 2n]: all low nibbles, then all high ones."""
   # A shift by [0, 4] fuses into one loop, a concatenation does not.
-  shift = jnp.array([0, 4], jnp.uint8).reshape((1,) * (packed.ndim - 1) + (2, 1))
+  shift = jnp.array([0, 4], jnp.uint8).reshape(
+    (1,) * (packed.ndim - 1) + (2, 1)
+  )
   return ((packed[..., None, :] >> shift) & 15).reshape(*packed.shape[:-1], -1)
 
 
@@ -221,7 +223,9 @@ def dequantize(
     values, chunk_is_finite = _unpack(
       chunk, format_name=format_name, dtype=np.dtype(dtype)
     )
-    first, last = (i * form.block_size for i in (start, start + min(size, left)))
+    first, last = (
+      i * form.block_size for i in (start, start + min(size, left))
+    )
     out[first:last] = np.asarray(values)[: last - first]
     is_finite = is_finite and bool(chunk_is_finite)
     start += size
