@@ -20,12 +20,13 @@ from experiments import common, prompts, trace
 from experiments.run_config import FLAG_GROUPS, RunConfig, config_from_flags
 from specjax import chat, generation, metrics
 from specjax.decode import Decoder
+from specjax.detokenize import StreamDecoder
 from specjax.generation import Request, Result
 from specjax.models import load
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.ngram import NGram
-from specjax.tokenizers import StreamDecoder, check_same_vocabulary
+from specjax.tokenizers import check_same_vocabulary
 from specjax.verify import chain
 
 
@@ -144,7 +145,13 @@ class _Talk:
     self._messages.append({'role': 'user', 'content': text})
     self._text += text
     if self._config.chat:
-      prompt = chat.render(tokenizer, self._messages)
+      spell = lambda i: '' if i is None else tokenizer.id_to_token(i)
+      prompt = chat.render_chat(
+        tokenizer.chat_template,
+        self._messages,
+        bos_token=spell(tokenizer.bos_id),
+        eos_token=spell(tokenizer.eos_id),
+      )
       ids = tokenizer.encode(prompt, add_special=False)
     else:
       prompt = self._text

@@ -70,7 +70,7 @@ class Trace:
 
   def _text(self, ids: list[int]) -> str:
     """The text with control characters spelled out: a step is one line."""
-    text = self._tokenizer.decode(ids, skip_special=False)
+    text = self._tokenizer.decode(ids)
     return ''.join(
       char if char.isprintable() else repr(char)[1:-1] for char in text
     )

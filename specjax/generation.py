@@ -14,9 +14,10 @@ import numpy as np
 
 from specjax import decode, metrics, noise, sampling
 from specjax.decode import Decoder, DecodeState, StepInfo
+from specjax.detokenize import find_stop
 from specjax.sampling import SamplingOptions
 from specjax.shapes import Params
-from specjax.tokenizers import Tokenizer, find_stop, pad_batch
+from specjax.tokenizers import Tokenizer, pad_batch
 
 _CHECK_EVERY = 8  # Steps between two looks for stop strings.
 _UNBOUNDED = 2**31 - 1

@@ -36,35 +36,53 @@ class CountingModel:
   table_size: int = 16381
   context_length: int = 4096
 
-  def param_specs(self) -> tuple[sharding.ParamSpec, ...]:
-    spec = sharding.ParamSpec(
-      shape=(self.table_size, self.vocab_size),
+  def param_specs(self) -> tuple[dict[str, sharding.ParamSpec], ...]:
+    """Per order: the weights of each row, and the hash that owns it."""
+    table = sharding.ParamSpec(
+      shape=(self.table_size + 1, self.vocab_size),
       dtype=jnp.float32,
       logical_axes=(None, 'vocab'),
-      init='ones',
+      init='zeros',
     )
-    return tuple(spec for _ in self.orders)
+    owner = sharding.ParamSpec(
+      shape=(self.table_size,),
+      dtype=jnp.uint32,
+      logical_axes=(None,),
+      init='zeros',
+    )
+    return tuple({'table': table, 'owner': owner} for _ in self.orders)
 
   def init(self, key: Key) -> Params:
-    """Uniform tables; `count` makes useful ones."""
+    """Empty tables, a uniform law; `count` makes useful ones."""
     return sharding.init_params(self.param_specs(), key)
 
   def count(self, tokens: np.ndarray) -> Params:
     """Tables from a text.
 
+    A row belongs to the most frequent of the contexts that hash to it; the
+    others are not counted and fall back on shorter contexts. The row behind
+    the last stays zero, for contexts that own none.
+
     Args:
       tokens: int [n], ids below `vocab_size`.
     """
-    tables = []
+    params = []
     for rank, order in enumerate(self.orders):
       index = np.arange(order, len(tokens))
       context = [tokens[index - back] for back in range(order, 0, -1)]
-      row = _hash(np, context) % np.uint32(self.table_size)
-      table = np.zeros((self.table_size, self.vocab_size), np.float32)
-      np.add.at(table, (row, tokens[index]), 1.0)
+      h = _hash(np, context)
+      contexts, frequency = np.unique(h, return_counts=True)
+      contexts = contexts[np.argsort(frequency, kind='stable')]
+      owner = np.zeros(self.table_size, np.uint32)
+      owner[contexts % self.table_size] = contexts  # The last one stays.
+      row = h % self.table_size
+      is_owned = owner[row] == h
+      table = np.zeros((self.table_size + 1, self.vocab_size), np.float32)
+      np.add.at(table, (row[is_owned], tokens[index][is_owned]), 1.0)
       total = np.maximum(table.sum(axis=1, keepdims=True), 1.0)
-      tables.append(jnp.asarray(table / total * _FAVOUR**rank))
-    return tuple(tables)
+      table *= _FAVOUR**rank / total
+      params.append({'table': jnp.asarray(table), 'owner': jnp.asarray(owner)})
+    return tuple(params)
 
   def init_cache(
     self, batch_size: int, num_slots: int, max_rewind: int
@@ -90,7 +108,6 @@ class CountingModel:
     mask_BTT: Array | None = None,
     capture: tuple[int, ...] = (),
   ) -> tuple[base.Hidden, base.KVCache]:
-    del params
     if capture:
       raise ValueError(f'capture must be () for counting, got {capture}.')
     num_new = tokens_BT.shape[1]
@@ -112,12 +129,14 @@ class CountingModel:
       return jnp.sum(jnp.where(is_it_BTS, k_B1S1[:, :, :, 0], 0), axis=-1)
 
     last = [token_back(back) for back in range(self.orders[-1])]
+
+    def row(order: int, owner: Array) -> Array:
+      h_BT = _hash(jnp, last[order - 1 :: -1])
+      row_BT = h_BT % jnp.uint32(self.table_size)
+      return jnp.where(owner[row_BT] == h_BT, row_BT, self.table_size)
+
     row_BTO = jnp.stack(
-      [
-        _hash(jnp, last[order - 1 :: -1]) % jnp.uint32(self.table_size)
-        for order in self.orders
-      ],
-      axis=-1,
+      [row(n, own['owner']) for n, own in zip(self.orders, params)], axis=-1
     )
     # The hidden is the tables' row numbers, exact in float32.
     hidden = base.Hidden(last_BTD=row_BTO.astype(jnp.float32))
@@ -131,7 +150,7 @@ class CountingModel:
   def unembed(self, params: Params, last_BTD: Array) -> Array:
     row_BTO = last_BTD.astype(jnp.int32)
     weight_BTV = sum(
-      table[row_BTO[:, :, rank]] for rank, table in enumerate(params)
+      own['table'][row_BTO[:, :, rank]] for rank, own in enumerate(params)
     )
     return jnp.log(weight_BTV + _FLOOR)
 

@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 
-from specjax import tokenizers
+from specjax import gguf_tokenizer, tokenizers
 from specjax.models.base import LanguageModel
 from specjax.models.checkpoints import base as checkpoints
 from specjax.models.checkpoints import gguf, orbax, safetensors
@@ -13,7 +13,7 @@ from specjax.models.config import config_from_hf
 from specjax.models.counting import CountingModel, own_source
 from specjax.shapes import Params
 
-_DEMO_ORDERS = {'demo:target': (1, 2, 3, 5, 8), 'demo:draft': (1, 2, 3)}
+_DEMO_ORDERS = {'demo:target': (1, 2, 3, 5, 8), 'demo:draft': (1, 2, 3, 4)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _download(name: str) -> pathlib.Path:
 
 def _load_gguf(name: str, path: pathlib.Path, dtype: str) -> Loaded:
   checkpoint = gguf.read_gguf(path)
-  tokenizer = tokenizers.from_gguf(path)
+  tokenizer = gguf_tokenizer.from_gguf(gguf.read_metadata(path))
   return _build(name, checkpoint, tokenizer, dtype)
 
 
@@ -119,6 +119,6 @@ def _build(
   model = config_from_hf(
     checkpoint.config, min(tokenizer.vocab_size, num_rows), dtype
   )
-  params = checkpoints.load_params(model, checkpoint, dtype)
+  params = checkpoints.load_params(model, checkpoint)
   stop_ids = tuple(sorted({*checkpoint.stop_ids, *tokenizer.stop_ids}))
   return Loaded(name, model, params, tokenizer, stop_ids)
