@@ -28,8 +28,7 @@ setuptools.setup(
   # and `from experiments import common` works in scripts as in tests.
   package_dir={'': '.'},
   packages=setuptools.find_packages(include=['specjax', 'specjax.*']),
-  # The bounds are the oldest releases that the tests have run on; 0.10.2 is
-  # the last jax for Python 3.11.
+  # 0.10.2 is the last jax for Python 3.11; BUILD_NOTES.md has what was tried.
   install_requires=[
     'jax>=0.10.2',
     'flax>=0.12.8',
