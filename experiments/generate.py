@@ -7,8 +7,8 @@ configuration to --json_out. A model is demo:target, demo:draft, a .gguf file, a
 folder with config.json and safetensors, an orbax folder, or hf:ORG/NAME.
 """
 
+import contextlib
 import dataclasses
-import functools
 import sys
 import time
 from typing import Any
@@ -98,28 +98,52 @@ def generate(config: RunConfig, out=sys.stdout) -> dict[str, Any]:
     speaking = [talk for talk in talks if turn < len(talk.turns)]
     requests = [talk.ask(turn) for talk in speaking]
     shown = _Shown(config, target, requests, out)
-    num_batches = -(-len(requests) // config.batch_size)
-    with common.Progress('compiling') as progress:
-      say = functools.partial(_say_batch, progress, num_batches)
-      answers = generation.generate(
-        decoder,
-        params,
-        requests,
-        target.tokenizer,
-        batch_size=config.batch_size,
-        on_commit=shown.on_commit if config.stream else None,
-        on_step=shown.on_step if config.trace else None,
-        on_batch=say,
-      )
+    stages = _Stages(config, len(requests))
+    answers = generation.generate(
+      decoder,
+      params,
+      requests,
+      target.tokenizer,
+      batch_size=config.batch_size,
+      on_commit=shown.on_commit if config.stream else None,
+      on_step=shown.on_step if config.trace else None,
+      on_batch=stages.decoding,
+    )
+    with stages:
       for talk, result in zip(speaking, answers):
         talk.hear(result)
+        stages.pause()
         shown.result(result)
         results.append(result)
   return _report(config, decoder, results, seconds_load)
 
 
-def _say_batch(progress: common.Progress, num_batches: int, batch: int):
-  progress.update(f'done, decoding batch {batch + 1} of {num_batches}')
+class _Stages:
+  """The progress line of a turn: compiling, then decoding batch by batch.
+
+  While text or a trace appears on stdout the line is silent.
+  """
+
+  def __init__(self, config: RunConfig, num_requests: int):
+    self._is_silent = config.stream or config.trace
+    self._num_batches = -(-num_requests // config.batch_size)
+    self._line = contextlib.ExitStack()
+
+  def __enter__(self) -> '_Stages':
+    self._line.enter_context(common.Progress('compiling'))
+    return self
+
+  def __exit__(self, *exc_info):
+    self._line.close()
+
+  def decoding(self, batch: int):
+    self._line.close()
+    if not self._is_silent:
+      what = f'decoding batch {batch + 1} of {self._num_batches}'
+      self._line.enter_context(common.Progress(what))
+
+  def pause(self):
+    self._line.close()
 
 
 class _Talk:
