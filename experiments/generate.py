@@ -1,6 +1,7 @@
-"""Generates text: a draft proposes, the target verifies.
+r"""Generates text: a draft proposes, the target verifies.
 
-  generate.py --target=demo:target --draft=demo:draft --prompt='def ' --trace
+  python experiments/generate.py --target=demo:target --draft=demo:draft \
+    --prompt='def ' --trace
 
 The text goes to stdout, progress and a summary to stderr, everything with its
 configuration to --json_out. A model is demo:target, demo:draft, a .gguf file, a
@@ -25,7 +26,6 @@ from specjax.generation import Request, Result
 from specjax.models import load
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
-from specjax.proposers.ngram import NGram
 from specjax.tokenizers import check_same_vocabulary
 from specjax.verify import chain
 
@@ -37,14 +37,16 @@ def make_proposer(
   if config.proposer == 'none':
     return Nothing(), ()
   if config.proposer == 'ngram':
-    return NGram(
-      num_draft_tokens=config.num_draft_tokens,
-      min_ngram=config.ngram_min,
-      max_ngram=config.ngram_max,
-    ), ()
+    return config.make_ngram(), ()
   with common.Progress(f'loading draft {config.draft}'):
     draft = load.load(config.draft, config.draft_dtype or config.dtype)
   check_same_vocabulary(target.tokenizer, draft.tokenizer)
+  sizes = target.model.vocab_size, draft.model.vocab_size
+  if sizes[0] != sizes[1]:
+    raise ValueError(
+      'target and draft must have the same number of ids in their embeddings, '
+      f'got {sizes[0]} and {sizes[1]}.'
+    )
   return DraftModel(
     model=draft.model, num_draft_tokens=config.num_draft_tokens
   ), draft.params
@@ -84,12 +86,19 @@ def generate(config: RunConfig, out=sys.stdout) -> dict[str, Any]:
   proposer, proposer_params = make_proposer(config, target)
   seconds_load = time.perf_counter() - clock
 
+  size = target.model.vocab_size
+  if config.stop_ids and max(config.stop_ids) >= size:
+    raise ValueError(
+      f'--stop_ids must be in 0..{size - 1}, got {max(config.stop_ids)}.'
+    )
   talks = [_Talk(config, target, row) for row in rows]
   decoder = Decoder(
     target=target.model,
     proposer=proposer,
     verify=rule,
-    max_length=_max_length(config, target, talks),
+    max_length=_max_length(
+      config, target, max(talk.most_tokens() for talk in talks)
+    ),
     width=config.num_draft_tokens + 1 if config.exact else None,
   )
   params = {'target': target.params, 'proposer': proposer_params}
@@ -97,6 +106,12 @@ def generate(config: RunConfig, out=sys.stdout) -> dict[str, Any]:
   for turn in range(max(len(talk.turns) for talk in talks)):
     speaking = [talk for talk in talks if turn < len(talk.turns)]
     requests = [talk.ask(turn) for talk in speaking]
+    # An answer may take more ids to read than it took to write.
+    most = max(len(r.prompt_tokens) + r.max_new_tokens for r in requests)
+    decoder = dataclasses.replace(
+      decoder,
+      max_length=max(decoder.max_length, _max_length(config, target, most)),
+    )
     shown = _Shown(config, target, requests, out)
     stages = _Stages(config, len(requests))
     answers = generation.generate(
@@ -205,12 +220,10 @@ class _Talk:
     return len(request.prompt_tokens) + room
 
 
-def _max_length(
-  config: RunConfig, target: load.Loaded, talks: list[_Talk]
-) -> int:
+def _max_length(config: RunConfig, target: load.Loaded, most: int) -> int:
+  """The buffer's length for rows of at most so many tokens."""
   if config.max_length is not None:
     return config.max_length
-  most = max(talk.most_tokens() for talk in talks)
   # Round lengths, so that nearby runs share a compilation.
   return min(-(-most // 64) * 64, target.model.context_length)
 
@@ -230,18 +243,14 @@ class _Shown:
       out.write(f'each line is a step: {self.on_step.legend()}\n')
 
   def on_commit(self, row: int, ids, is_done: bool):
-    del row  # --stream has one.
-    request = self._requests[self._num_shown]
-    stops = {*request.stop_ids}
-    text = self._stream.push([i for i in ids if i not in stops])
-    self._out.write(text)
-    if is_done:
-      self._out.write(self._stream.finish())
+    del row, is_done  # --stream has one row, and `result` ends it.
+    stops = {*self._requests[self._num_shown].stop_ids}
+    self._out.write(self._stream.push([i for i in ids if i not in stops]))
     self._out.flush()
 
   def result(self, result: Result):
     if self._config.stream:
-      self._out.write('\n')
+      self._out.write(self._stream.finish() + '\n')
       self._num_shown += 1
       if self._num_shown < len(self._requests):
         stop = self._requests[self._num_shown].stop

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from experiments import common
+from specjax import generation, noise
 from specjax.sampling import SamplingOptions
 
 # What a row of a JSONL file may set for itself.
@@ -90,7 +91,7 @@ def _read_jsonl(
       break
     try:
       rows.append(_row(line, len(rows), defaults))
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
       raise ValueError(f'line {number} of {path!r}: {error}') from None
   if not rows:
     raise ValueError(f'{path!r} has no rows.')
@@ -100,28 +101,31 @@ def _read_jsonl(
 def _row(line: str, index: int, defaults: Conversation) -> Conversation:
   try:
     row = json.loads(line)
-  except json.JSONDecodeError as error:
+  except (ValueError, RecursionError) as error:
     raise ValueError(f'not JSON: {error}.') from None
   if not isinstance(row, dict):
     raise ValueError(f'must be a JSON object, got {type(row).__name__}.')
   turns = _turns(row)
   own = {name: row[name] for name in _OVERRIDES if row.get(name) is not None}
-  stop = row.get('stop')
-  stop = defaults.stop if stop is None else stop
-  stop = (stop,) if isinstance(stop, str) else tuple(stop)
-  if not all(isinstance(text, str) and text for text in stop):
-    raise ValueError(f'stop must be texts that are not empty, got {stop}.')
-  max_new_tokens = row.get('max_new_tokens', defaults.max_new_tokens)
-  if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool):
+
+  def setting(name: str, default: Any) -> Any:
+    return default if row.get(name) is None else row[name]
+
+  stop = setting('stop', list(defaults.stop))
+  stop = [stop] if isinstance(stop, str) else stop
+  is_list = isinstance(stop, list)
+  if not is_list or not all(isinstance(text, str) and text for text in stop):
     raise ValueError(
-      f'max_new_tokens must be a whole number, got {max_new_tokens!r}.'
+      f'stop must be a text or a list of texts, none empty, got {stop!r:.60}.'
     )
   return Conversation(
     turns=turns,
     options=dataclasses.replace(defaults.options, **own),
-    seed=row.get('seed', defaults.seed + index),
-    stop=stop,
-    max_new_tokens=max_new_tokens,
+    seed=noise.check_seed(setting('seed', defaults.seed + index)),
+    stop=tuple(stop),
+    max_new_tokens=generation.check_max_new_tokens(
+      setting('max_new_tokens', defaults.max_new_tokens)
+    ),
   )
 
 

@@ -5,8 +5,9 @@ import dataclasses
 from absl import flags
 
 from experiments import common
-from specjax import noise
+from specjax import generation, noise
 from specjax.proposers.base import check_num_draft_tokens
+from specjax.proposers.ngram import NGram
 from specjax.sampling import SamplingOptions
 from specjax.verify import chain
 
@@ -17,9 +18,11 @@ PROPOSERS = ('none', 'draft', 'ngram')
 def define_model_flags(values: flags.FlagValues):
   string, enum = _definers(values)
   string('target', None, 'The model whose text is produced.')
-  string('draft', None, 'The model that guesses; same vocabulary.')
-  enum('dtype', 'bfloat16', DTYPES, 'Weights, activations and cache.')
-  enum('draft_dtype', None, DTYPES, 'Of the draft; as --dtype if not given.')
+  string(
+    'draft', None, 'A smaller model that guesses; it has the same vocabulary.'
+  )
+  enum('dtype', 'bfloat16', DTYPES, 'Of weights, activations and cache.')
+  enum('draft_dtype', None, DTYPES, 'Of the draft, if not as --dtype.')
 
 
 def define_speculation_flags(values: flags.FlagValues):
@@ -28,8 +31,8 @@ def define_speculation_flags(values: flags.FlagValues):
     'proposer',
     None,
     PROPOSERS,
-    'Who guesses: a draft model, the text itself (ngram), or nobody: plain '
-    'decoding. If not given: draft with --draft, else none.',
+    'Who guesses: the draft model, the text so far (ngram), or nobody, which '
+    'is plain decoding. If not given: draft with --draft, else none.',
   )
   flags.DEFINE_integer(
     'num_draft_tokens', 4, 'Drafts per step, 1..64.', flag_values=values
@@ -38,9 +41,10 @@ def define_speculation_flags(values: flags.FlagValues):
     'verify',
     'auto',
     ('auto', *chain.RULES),
-    'The rule. greedy: temperature 0; rejection, block: same law; coupled: '
-    'same tokens as plain sampling with the seed. auto: greedy if every '
-    'temperature is 0, else rejection.',
+    'How drafts are decided on; none changes the law of the text. greedy: for '
+    'temperature 0; rejection, block: accept as much as the laws allow; '
+    'coupled: the very tokens of plain decoding with the same seed. auto: '
+    'greedy if every temperature is 0, else rejection.',
   )
   flags.DEFINE_boolean(
     'exact',
@@ -51,32 +55,45 @@ def define_speculation_flags(values: flags.FlagValues):
     flag_values=values,
   )
   flags.DEFINE_integer(
-    'ngram_min', 1, 'Shortest suffix to look up.', flag_values=values
+    'ngram_min',
+    1,
+    'Shortest ending of the text to look up.',
+    flag_values=values,
   )
   flags.DEFINE_integer(
-    'ngram_max', 3, 'Longest suffix to look up.', flag_values=values
+    'ngram_max', 3, 'Longest ending of the text to look up.', flag_values=values
   )
 
 
 def define_prompt_flags(values: flags.FlagValues):
   string, _ = _definers(values)
-  string('prompt', None, 'A text to continue.')
-  string('prompt_file', None, 'A UTF-8 file that is the prompt.')
+  string(
+    'prompt',
+    None,
+    'A text to continue. It may be empty where the tokenizer begins every text '
+    'with a token of its own.',
+  )
+  string('prompt_file', None, 'A UTF-8 file; all of it is the prompt.')
   string(
     'prompts_jsonl',
     None,
-    'A file with an object per line: prompt, question or turns, and settings '
-    'of its own (temperature, top_k, top_p, min_p, penalties, seed, stop, '
+    'A file with a JSON object per line: prompt, question or turns, and '
+    'settings of its own (temperature, top_k, top_p, min_p, '
+    'repetition_penalty, presence_penalty, frequency_penalty, seed, stop, '
     'max_new_tokens).',
   )
   flags.DEFINE_integer(
-    'limit', None, 'Use at most so many rows.', flag_values=values
+    'limit', None, 'Use the first N rows of the file.', flag_values=values
   )
   flags.DEFINE_integer(
     'batch_size', 1, 'Rows decoded together.', flag_values=values
   )
   flags.DEFINE_boolean(
-    'chat', False, "Apply the target's chat template.", flag_values=values
+    'chat',
+    False,
+    "Put prompts into the target's chat template; otherwise they are fed as "
+    'they are.',
+    flag_values=values,
   )
   string('system', None, 'System message for --chat.')
 
@@ -93,25 +110,53 @@ def define_sampling_flags(values: flags.FlagValues):
   whole(
     'max_length',
     None,
-    'Buffer per row, prompt included; what is needed if not given.',
+    'Tokens per row at most, prompt included. If not given: what the rows '
+    "need, up to the target's context.",
   )
   number('temperature', 0.0, '0 is greedy.')
-  whole('top_k', 0, 'Keep the k most likely; 0 is off.')
-  number('top_p', 1.0, 'Keep the fewest with this mass; 1 is off.')
-  number('min_p', 0.0, 'Keep those this likely beside the best; 0 is off.')
-  number('repetition_penalty', 1.0, 'For ids in prompt or output; 1 is off.')
-  number('presence_penalty', 0.0, 'Once, for ids in the output; 0 is off.')
-  number('frequency_penalty', 0.0, 'Per occurrence in the output; 0 is off.')
+  whole('top_k', 0, 'Keep the k most likely ids; 0 keeps all.')
+  number('top_p', 1.0, 'Keep the fewest ids with this probability; 1: all.')
+  number(
+    'min_p',
+    0.0,
+    'Keep ids at least this fraction as likely as the likeliest; 0 keeps all.',
+  )
+  number(
+    'repetition_penalty',
+    1.0,
+    'Divides positive and multiplies negative logits of ids in prompt or '
+    'output; 1 is off.',
+  )
+  number(
+    'presence_penalty',
+    0.0,
+    'Subtracted once from logits of ids in the output; 0 is off.',
+  )
+  number(
+    'frequency_penalty',
+    0.0,
+    'Subtracted per occurrence in the output; 0 is off.',
+  )
   string('logit_bias', '', 'Added to logits, as ID:X,ID:X.')
   string('banned_ids', '', 'Ids never emitted, as 1,2,3.')
   string('allowed_ids', None, 'The only ids emitted, as 1,2,3.')
-  whole('seed', 0, 'Of the first row; row i adds i. 0..4294967295.')
-  flags.DEFINE_multi_string(
-    'stop', [], 'A text that ends the output; repeatable.', flag_values=values
+  whole(
+    'seed', 0, 'Of the first row; row i has the seed plus i. 0..4294967295.'
   )
-  string('stop_ids', '', "Ids that end the output beside the model's own.")
+  flags.DEFINE_multi_string(
+    'stop',
+    [],
+    'A text before which the output ends; may be given more than once.',
+    flag_values=values,
+  )
+  string(
+    'stop_ids', '', "Ids that end the output beside the model's own, as 1,2,3."
+  )
   flags.DEFINE_boolean(
-    'ignore_eos', False, "Do not end at the model's own.", flag_values=values
+    'ignore_eos',
+    False,
+    "Do not end at the model's own stop ids.",
+    flag_values=values,
   )
 
 
@@ -120,10 +165,14 @@ def define_output_flags(values: flags.FlagValues):
   switch = lambda name, text: flags.DEFINE_boolean(
     name, False, text, flag_values=values
   )
-  switch('logprobs', 'Keep the log-probability of every token.')
+  switch('logprobs', 'Record the log-probability of every token, in nats.')
   switch('stream', 'Print text as it is committed (batch size 1).')
-  switch('trace', 'Print a line per step: accepted, rejected, corrected.')
-  string('json_out', None, 'Write results to this file.')
+  switch(
+    'trace',
+    'Print a line per step: accepted, rejected, correction or bonus; in colour '
+    'on a terminal.',
+  )
+  string('json_out', None, 'Write configuration and results to this file.')
 
 
 FLAG_GROUPS = (
@@ -191,14 +240,17 @@ class RunConfig:
       raise ValueError(
         f'--draft is not used with --proposer={self.proposer}; drop one.'
       )
+    if self.draft_dtype and not self.draft:
+      raise ValueError('--draft_dtype needs --draft.')
     check_num_draft_tokens(self.num_draft_tokens)
+    if self.proposer == 'ngram':
+      self.make_ngram()
     noise.check_seed(self.seed)
     if self.batch_size < 1:
       raise ValueError(f'batch_size must be >= 1, got {self.batch_size}.')
-    if not 0 <= self.max_new_tokens < 2**31:
-      raise ValueError(
-        f'max_new_tokens must be in 0..{2**31 - 1}, got {self.max_new_tokens}.'
-      )
+    generation.check_max_new_tokens(self.max_new_tokens)
+    if '' in self.stop:
+      raise ValueError("stop must not hold an empty text, got ''.")
     if self.max_length is not None and self.max_length < 1:
       raise ValueError(f'max_length must be >= 1, got {self.max_length}.')
     if self.stream and (self.trace or self.batch_size > 1):
@@ -210,6 +262,13 @@ class RunConfig:
       raise ValueError('--system needs --chat.')
     if self.json_out is not None:
       common.check_writable(self.json_out)
+
+  def make_ngram(self) -> NGram:
+    return NGram(
+      num_draft_tokens=self.num_draft_tokens,
+      min_ngram=self.ngram_min,
+      max_ngram=self.ngram_max,
+    )
 
 
 def config_from_flags(values: flags.FlagValues) -> RunConfig:

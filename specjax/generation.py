@@ -23,6 +23,23 @@ _CHECK_EVERY = 8  # Steps between two looks for stop strings.
 _UNBOUNDED = 2**31 - 1
 
 
+def check_max_new_tokens(value: int) -> int:
+  """Returns `value`; raises ValueError unless it is in 0..2**31 - 1.
+
+  >>> check_max_new_tokens(-1)
+  Traceback (most recent call last):
+  ...
+  ValueError: max_new_tokens must be a whole number in 0..2147483647, got -1.
+  """
+  is_whole = isinstance(value, int) and not isinstance(value, bool)
+  if not is_whole or not 0 <= value <= _UNBOUNDED:
+    raise ValueError(
+      f'max_new_tokens must be a whole number in 0..{_UNBOUNDED}, got '
+      f'{value!r}.'
+    )
+  return value
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
   """One prompt and how to continue it.
@@ -54,10 +71,7 @@ class Request:
     if not self.prompt_tokens:
       raise ValueError('the prompt must have at least one token.')
     noise.check_seed(self.seed)
-    if not 0 <= self.max_new_tokens < 2**31:
-      raise ValueError(
-        f'max_new_tokens must be in 0..{2**31 - 1}, got {self.max_new_tokens}.'
-      )
+    check_max_new_tokens(self.max_new_tokens)
     if '' in self.stop:
       raise ValueError("stop must not hold an empty text, got ''.")
 
@@ -79,7 +93,8 @@ class Result:
     request: the request.
     tokens: emitted ids; a stop id, or the token that completed a stop string,
       is the last of them.
-    text: their text, without the stop id and ending before a stop string.
+    text: their text, without special tokens and the stop id, ending before a
+      stop string.
     finish_reason: 'stop', 'length', 'context' or 'error'.
     logprobs: nats of each token under the raw target law.
     tally: counts of its verifications, after cuts.
@@ -125,18 +140,33 @@ def generate(
     on_batch: called with the number of a batch before it starts.
 
   Raises:
-    ValueError: a prompt that does not fit into `decoder.max_length`.
+    ValueError: a prompt that does not fit into `decoder.max_length`, or holds
+      an id outside the vocabulary.
   """
   if batch_size < 1:
     raise ValueError(f'batch_size must be >= 1, got {batch_size}.')
-  for request in requests:
+  vocab_size = decoder.target.vocab_size
+  for row, request in enumerate(requests):
     if len(request.prompt_tokens) > decoder.max_length:
       raise ValueError(
-        f'the prompt has {len(request.prompt_tokens)} tokens, at most '
-        f'{decoder.max_length} are allowed (max_length).'
+        f'the prompt must have at most {decoder.max_length} tokens '
+        f'(max_length), got {len(request.prompt_tokens)} in row {row}.'
+      )
+    if (
+      not 0
+      <= min(request.prompt_tokens)
+      <= max(request.prompt_tokens)
+      < (vocab_size)
+    ):
+      raise ValueError(
+        f'prompt ids must be in 0..{vocab_size - 1}, got '
+        f'{min(request.prompt_tokens)}..{max(request.prompt_tokens)} in row '
+        f'{row}.'
       )
   everyones = [request.options for request in requests]
-  num_stop_ids = max([1, *(len(request.stop_ids) for request in requests)])
+  most_stop_ids = max(len(request.stop_ids) for request in requests)
+  # Rounded up: one more id compiles nothing new.
+  num_stop_ids = max(-(-most_stop_ids // 8), 1) * 8
   seconds_compile = None
   for start in range(0, len(requests), batch_size):
     batch = list(requests[start : start + batch_size])
@@ -295,10 +325,10 @@ def _result(
   tokens = tuple(rows['tokens'][row, emitted].tolist())
   if cut is not None:
     text = cut[1]
-  elif reason == 'stop':
-    text = tokenizer.decode(tokens[:-1])
   else:
-    text = tokenizer.decode(tokens)
+    # Special tokens are no text, as in a stream.
+    ends = int(reason == 'stop')
+    text = tokenizer.decode(tokens[: len(tokens) - ends], skip_special=True)
   return Result(
     request=request,
     tokens=tokens,

@@ -29,9 +29,10 @@ def check_seed(seed: int) -> int:
   ...
   ValueError: seed must be a whole number in 0..4294967295, got 4294967296.
   """
-  if not is_number(seed) or seed != int(seed) or not 0 <= seed <= MAX_SEED:
+  is_in_range = is_number(seed) and 0 <= seed <= MAX_SEED
+  if not is_in_range or seed != int(seed):
     raise ValueError(
-      f'seed must be a whole number in 0..{MAX_SEED}, got {seed}.'
+      f'seed must be a whole number in 0..{MAX_SEED}, got {seed!r}.'
     )
   return int(seed)
 

@@ -8,7 +8,6 @@ bisection on the bit pattern of the float32 weights.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 
 import flax.struct
@@ -62,12 +61,12 @@ class SamplingOptions:
   def __post_init__(self):
     def check(name: str, rule: str, ok: Callable[[float], bool]):
       value = getattr(self, name)
-      if not (is_number(value) and math.isfinite(value) and ok(value)):
-        raise ValueError(f'{name} must be {rule}, got {value}.')
+      if not (is_number(value) and ok(value)):  # No rule holds for a NaN.
+        raise ValueError(f'{name} must be {rule}, got {value!r}.')
 
     check('temperature', 'a finite number >= 0', lambda x: 0 <= x < 1e30)
     check(
-      'top_k', 'a whole number >= 0', lambda x: x >= 0 and int(x) == x < 2**31
+      'top_k', 'a whole number >= 0', lambda x: 0 <= x < 2**31 and int(x) == x
     )
     check('top_p', 'in (0, 1]', lambda x: 0 < x <= 1)
     check('min_p', 'in [0, 1]', lambda x: 0 <= x <= 1)
