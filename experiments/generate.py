@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 from absl import flags
@@ -64,8 +64,14 @@ def choose_rule(name: str, rows: list[prompts.Conversation]) -> chain.Rule:
   return chain.RULES[name]
 
 
-def generate(config: RunConfig, out=sys.stdout) -> dict[str, Any]:
-  """Runs a configuration and returns what --json_out holds."""
+def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
+  """Runs a configuration and returns what --json_out holds.
+
+  Args:
+    config: the run.
+    out: where text, stream or trace goes; None is stdout.
+  """
+  out = sys.stdout if out is None else out
   rows = prompts.read(
     prompt=config.prompt,
     prompt_file=config.prompt_file,
