@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 from experiments import common
@@ -114,7 +115,7 @@ def _row(line: str, index: int, defaults: Conversation) -> Conversation:
   stop = setting('stop', list(defaults.stop))
   stop = [stop] if isinstance(stop, str) else stop
   is_list = isinstance(stop, list)
-  if not is_list or not all(isinstance(text, str) and text for text in stop):
+  if not is_list or not all(_is_text(text) and text for text in stop):
     raise ValueError(
       f'stop must be a text or a list of texts, none empty, got {stop!r:.60}.'
     )
@@ -138,6 +139,11 @@ def _turns(row: dict[str, Any]) -> tuple[str, ...]:
   value = row[names[0]]
   turns = value if names[0] == 'turns' else [value]
   is_texts = isinstance(turns, list) and turns
-  if not is_texts or not all(isinstance(text, str) for text in turns):
-    raise ValueError(f'{names[0]} must be text, got {value!r:.60}.')
+  if not is_texts or not all(map(_is_text, turns)):
+    raise ValueError(f'{names[0]} must be valid text, got {value!r:.60}.')
   return tuple(turns)
+
+
+def _is_text(value: Any) -> bool:
+  """Whether it is a str that UTF-8 can spell: JSON may hold half a pair."""
+  return isinstance(value, str) and not re.search('[\ud800-\udfff]', value)

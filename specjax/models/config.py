@@ -8,6 +8,7 @@ transformers documents: rope_theta 10000 for Llama (not with llama3 scaling);
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,9 @@ from specjax.models.rope import KINDS, Rope
 from specjax.models.transformer import Transformer
 
 Config = Mapping[str, Any]
+
+_MAX_LAYERS = 1000  # Refused before a list of them is made.
+_MAX_INT = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,6 +142,10 @@ def config_from_hf(
 
   embed_dim = _positive_int(config, 'hidden_size')
   num_layers = _positive_int(config, 'num_hidden_layers')
+  if num_layers > _MAX_LAYERS:
+    raise ValueError(
+      f'num_hidden_layers must be at most {_MAX_LAYERS}, got {num_layers}.'
+    )
   num_heads = _positive_int(config, 'num_attention_heads')
   num_kv_heads = num_heads
   if _get(config, 'num_key_value_heads') is not None:
@@ -244,7 +252,8 @@ def _family(config: Config) -> _Family:
   allowed = ', '.join([*_FAMILIES, *_MULTIMODAL])
   model_type = config.get('model_type')
   if model_type is None:
-    names = config.get('architectures') or []
+    names = config.get('architectures')
+    names = names if isinstance(names, list) else []
     for family in _FAMILIES.values():
       if family.architecture in names:
         return family
@@ -291,14 +300,16 @@ def _positive_int(config: Config, key: str) -> int:
   value = _get(config, key)
   if not _is_int(value) or value <= 0:
     raise ValueError(f'{key} must be an integer > 0, got {value!r}.')
+  if value > _MAX_INT:
+    raise ValueError(f'{key} must be at most {_MAX_INT}, got {value}.')
   return value
 
 
 def _positive(config: Config, key: str) -> float:
   value = _get(config, key)
   is_number = isinstance(value, float) or _is_int(value)
-  if not is_number or not value > 0:
-    raise ValueError(f'{key} must be a number > 0, got {value!r}.')
+  if not is_number or not 0 < value < math.inf:
+    raise ValueError(f'{key} must be a finite number > 0, got {value!r}.')
   return float(value)
 
 
@@ -350,7 +361,8 @@ def _layer_types(
     layer_types = tuple(
       FULL if i < num_full else SLIDING for i in range(num_layers)
     )
-  if SLIDING in layer_types and (not _is_int(window) or window <= 0):
+  is_window = _is_int(window) and 0 < window <= _MAX_INT
+  if SLIDING in layer_types and not is_window:
     raise ValueError(
       f'sliding_window must be an integer > 0 where layers are {SLIDING} '
       '(with use_sliding_window true, in families that have it), '
@@ -373,8 +385,10 @@ def _rope(config: Config, family: _Family, layer_type: str) -> Rope:
   found = []
   for source in ('rope_scaling', 'rope_parameters'):
     settings = config.get(source)
-    if not settings:
+    if settings is None or settings == {}:
       continue
+    if not isinstance(settings, Mapping):
+      raise ValueError(f'{source} must be an object, got {settings!r:.60}.')
     if FULL in settings or SLIDING in settings:
       if not isinstance(settings.get(layer_type), Mapping):
         raise ValueError(f'{source} must have settings for {layer_type}.')

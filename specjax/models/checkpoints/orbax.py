@@ -144,7 +144,7 @@ def _read_settings(path: pathlib.Path) -> dict[str, Any]:
     raise ValueError(f'{file} must have at most {_MAX_JSON_BYTES} bytes.')
   try:
     settings = json.loads(file.read_text(encoding='utf-8'))
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise ValueError(f'{file} must be JSON: {error}.') from None
   if not isinstance(settings, dict) or settings.get('format') != _FORMAT:
     raise ValueError(f'{file} must say format {_FORMAT!r}.')

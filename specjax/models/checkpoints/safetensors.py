@@ -73,7 +73,7 @@ def _read_json(file: pathlib.Path) -> dict[str, Any]:
     )
   try:
     value = json.loads(file.read_text(encoding='utf-8'))
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise ValueError(f'{file} must be JSON: {error}.') from None
   if not isinstance(value, dict):
     raise ValueError(f'{file} must hold a JSON object.')
