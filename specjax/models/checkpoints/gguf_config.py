@@ -251,7 +251,6 @@ def read_config(
       'attention.key_length', max(1, hidden_size // num_heads)
     ),
     'intermediate_size': settings.integer('feed_forward_length'),
-    'hidden_act': 'silu',
     'rms_norm_eps': settings.real('attention.layer_norm_rms_epsilon'),
     'rope_theta': float(settings.real('rope.freq_base')),
     'rope_scaling': _rope_scaling(settings),
@@ -270,6 +269,7 @@ def read_config(
     )
   if architecture == 'gemma3':
     return config | _gemma3(settings, config)
+  config['hidden_act'] = 'silu'
   if architecture == 'qwen2':  # Its q, k and v always have biases.
     config['use_sliding_window'] = False
   else:
