@@ -230,7 +230,7 @@ def read_config(
   """
   architecture = _architecture(path, metadata)
   settings = _Settings(path, architecture, metadata)
-  if metadata.get('split.count', 0) > 1:
+  if metadata.get('split.count', 1) not in (0, 1):
     raise ValueError(
       f'{path} is one of {metadata["split.count"]} parts; only GGUF files in '
       'one part are supported.'
@@ -276,7 +276,7 @@ def read_config(
     config['attention_bias'] = 'blk.0.attn_q.bias' in shapes
   if architecture == 'llama':
     config['mlp_bias'] = 'blk.0.ffn_up.bias' in shapes
-    if settings.get('attention.sliding_window'):
+    if settings.get('attention.sliding_window') is not None:
       config['model_type'] = 'mistral'
       config['sliding_window'] = settings.integer('attention.sliding_window')
     if rope_factors is not None:
