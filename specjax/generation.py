@@ -296,9 +296,9 @@ def _result(
   if cut is not None:
     text = cut[1]
   elif reason == 'stop':
-    text = tokenizer.decode(tokens[:-1])
+    text = tokenizer.decode(tokens[:-1], skip_special=True)
   else:
-    text = tokenizer.decode(tokens)
+    text = tokenizer.decode(tokens, skip_special=True)
   return Result(
     request=request,
     tokens=tokens,
