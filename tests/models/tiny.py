@@ -1,9 +1,17 @@
-"""Tiny configs, one for each property that families differ in."""
+"""Tiny models, one for each property that families differ in."""
 
+import functools
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import sharding
+from specjax.models.checkpoints.base import Checkpoint, hf_names
 from specjax.models.config import config_from_hf
 from specjax.models.transformer import Transformer
+from specjax.shapes import Params
 
 _COMMON = {
   'vocab_size': 40,
@@ -57,3 +65,46 @@ def model(
   name: str, dtype: str = 'float32', vocab_size: int | None = None
 ) -> Transformer:
   return config_from_hf(CONFIGS[name], vocab_size, dtype)
+
+
+def params_of(model: Transformer, seed: int = 0) -> Params:
+  """Random parameters in which norms and biases are random as well."""
+  rng = np.random.default_rng(seed)
+
+  def make(spec: sharding.ParamSpec) -> jax.Array:
+    value = rng.normal(0, 0.3, spec.shape) + (spec.init == 'ones')
+    return jnp.asarray(value, spec.dtype)
+
+  return jax.tree.map(make, model.param_specs(), is_leaf=sharding.is_spec)
+
+
+def tensors_of(
+  model: Transformer, params: Params, *, norm_offset: float = 0.0
+) -> dict[str, np.ndarray]:
+  """The parameters under their names in a published checkpoint."""
+  names = jax.tree.leaves(hf_names(model))
+  return {
+    name: np.asarray(leaf)
+    - (norm_offset if name.endswith('norm.weight') else 0)
+    for name, leaf in zip(names, jax.tree.leaves(params))
+  }
+
+
+def checkpoint_of(
+  config: dict[str, Any], tensors: dict[str, np.ndarray], **settings
+) -> Checkpoint:
+  """A checkpoint that lies in memory."""
+  shapes = {name: tensor.shape for name, tensor in tensors.items()}
+  return Checkpoint(config, shapes, tensors.__getitem__, **settings)
+
+
+def logits_of(model: Transformer, params: Params) -> np.ndarray:
+  """Logits over one short text with every setting of the model in play."""
+  tokens_BT = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
+  return np.asarray(_logits(model, params, tokens_BT))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(model, params, tokens_BT):
+  hidden, _ = model.apply(params, tokens_BT, model.init_cache(2, 8, 0))
+  return model.unembed(params, hidden.last_BTD)
