@@ -347,6 +347,10 @@ def _layer_types(
     num_full = 0
     if family.windows == 'flag':
       num_full = _get(config, 'max_window_layers')
+      if not _is_int(num_full) or num_full < 0:
+        raise ValueError(
+          f'max_window_layers must be an integer >= 0, got {num_full!r}.'
+        )
     layer_types = tuple(
       FULL if i < num_full else SLIDING for i in range(num_layers)
     )

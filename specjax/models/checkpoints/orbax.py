@@ -155,7 +155,20 @@ def _read_settings(path: pathlib.Path) -> dict[str, Any]:
   missing = sorted({'config', 'vocab_size', 'stop_ids'} - set(settings))
   if missing:
     raise ValueError(f'{file} lacks {", ".join(missing)}.')
+  for name, is_right in (
+    ('config', isinstance(settings['config'], dict)),
+    ('vocab_size', type(settings['vocab_size']) is int),
+    ('stop_ids', _is_list_of_ids(settings['stop_ids'])),
+  ):
+    if not is_right:
+      raise ValueError(
+        f'{name} must be what save wrote, got {settings[name]!r} in {file}.'
+      )
   return settings
+
+
+def _is_list_of_ids(value: Any) -> bool:
+  return isinstance(value, list) and all(type(i) is int for i in value)
 
 
 def _path_name(path: Any) -> str:
