@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sharding
-from specjax.models.checkpoints.base import Checkpoint, hf_names
-from specjax.models.config import config_from_hf
-from specjax.models.transformer import Transformer
+from specjax.models import config as model_config
+from specjax.models import transformer
+from specjax.models.checkpoints import base
 from specjax.shapes import Params
 
 _COMMON = {
@@ -63,11 +63,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def model(
   name: str, dtype: str = 'float32', vocab_size: int | None = None
-) -> Transformer:
-  return config_from_hf(CONFIGS[name], vocab_size, dtype)
+) -> transformer.Transformer:
+  return model_config.config_from_hf(CONFIGS[name], vocab_size, dtype)
 
 
-def params_of(model: Transformer, seed: int = 0) -> Params:
+def params_of(model: transformer.Transformer, seed: int = 0) -> Params:
   """Random parameters in which norms and biases are random as well."""
   rng = np.random.default_rng(seed)
 
@@ -79,10 +79,10 @@ def params_of(model: Transformer, seed: int = 0) -> Params:
 
 
 def tensors_of(
-  model: Transformer, params: Params, *, norm_offset: float = 0.0
+  model: transformer.Transformer, params: Params, *, norm_offset: float = 0.0
 ) -> dict[str, np.ndarray]:
   """The parameters under their names in a published checkpoint."""
-  names = jax.tree.leaves(hf_names(model))
+  names = jax.tree.leaves(base.hf_names(model))
   return {
     name: np.asarray(leaf)
     - (norm_offset if name.endswith('norm.weight') else 0)
@@ -92,13 +92,13 @@ def tensors_of(
 
 def checkpoint_of(
   config: dict[str, Any], tensors: dict[str, np.ndarray], **settings
-) -> Checkpoint:
+) -> base.Checkpoint:
   """A checkpoint that lies in memory."""
   shapes = {name: tensor.shape for name, tensor in tensors.items()}
-  return Checkpoint(config, shapes, tensors.__getitem__, **settings)
+  return base.Checkpoint(config, shapes, tensors.__getitem__, **settings)
 
 
-def logits_of(model: Transformer, params: Params) -> np.ndarray:
+def logits_of(model: transformer.Transformer, params: Params) -> np.ndarray:
   """Logits over one short text with every setting of the model in play."""
   tokens_BT = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
   return np.asarray(_logits(model, params, tokens_BT))

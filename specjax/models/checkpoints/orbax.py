@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from specjax import sharding
-from specjax.models.config import config_from_hf
-from specjax.models.transformer import Transformer
+from specjax.models import config as model_config
+from specjax.models import transformer
 from specjax.shapes import Params
 
 SETTINGS_FILE = 'specjax.json'
@@ -41,7 +41,7 @@ class Restored:
     stop_ids: the ids that end a text.
   """
 
-  model: Transformer
+  model: transformer.Transformer
   params: Params
   config: dict[str, Any]
   stop_ids: tuple[int, ...]
@@ -73,7 +73,7 @@ def save(
   path = pathlib.Path(path).absolute()
   if path.exists() and (not path.is_dir() or any(path.iterdir())):
     raise ValueError(f'{path} must be absent or empty, it is not.')
-  model = config_from_hf(config, vocab_size)
+  model = model_config.config_from_hf(config, vocab_size)
   specs = sharding.abstract_params(model.param_specs())
   _check_fit(specs, params, 'params')
   settings = {
@@ -106,7 +106,9 @@ def restore(path: str | os.PathLike, dtype: str = 'bfloat16') -> Restored:
   """
   path = pathlib.Path(path).absolute()
   settings = _read_settings(path)
-  model = config_from_hf(settings['config'], settings['vocab_size'], dtype)
+  model = model_config.config_from_hf(
+    settings['config'], settings['vocab_size'], dtype
+  )
   # Placed here whatever the placement was when they were saved.
   here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   target = jax.tree.map(
@@ -123,7 +125,9 @@ def restore(path: str | os.PathLike, dtype: str = 'bfloat16') -> Restored:
       _check_fit(target, metadata, f'{folder}')
       params = checkpointer.restore(folder, target)
     except (OSError, KeyError) as error:
-      raise ValueError(f'{folder} cannot be read: {error}') from None
+      # Its messages run over several lines.
+      reason = ' '.join(str(error).split())[:300]
+      raise ValueError(f'{folder} cannot be read: {reason}') from None
   for leaf_path, leaf in jax.tree_util.tree_leaves_with_path(params):
     if not jnp.all(jnp.isfinite(leaf)):
       raise ValueError(

@@ -56,7 +56,7 @@ class LoadTest(parameterized.TestCase):
     model, params, tensors = prepared(name)
     want = tiny.logits_of(model, params)
     for tensor_name, tensor in tensors.items():
-      # One feature of a norm could be a feature that nothing reads.
+      # Every entry changes: one alone may weigh too little to be seen.
       changed = {**tensors, tensor_name: tensor + 0.3 * np.cos(tensor)}
       got = tiny.logits_of(model, load(name, changed))
       self.assertGreater(

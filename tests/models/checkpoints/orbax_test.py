@@ -65,7 +65,8 @@ class OrbaxTest(parameterized.TestCase):
     self.assertEqual([p.name for p in self.folder.iterdir()], ['model'])
 
   def test_failed_save_leaves_nothing(self):
-    with mock.patch.object(json, 'dumps', side_effect=OSError('disk full')):
+    full = OSError('disk full')
+    with mock.patch.object(pathlib.Path, 'write_text', side_effect=full):
       with self.assertRaisesRegex(OSError, 'disk full'):
         self.save()
     self.assertEmpty(list(self.folder.iterdir()))
@@ -122,7 +123,7 @@ class OrbaxTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, 'with specjax.json'):
         orbax.restore(path)
 
-  @parameterized.parameters('params', 'params/_METADATA', 'params/d')
+  @parameterized.parameters('params', 'params/_METADATA')
   def test_refuses_incomplete_folders(self, name):
     self.save()
     part = self.path / name
@@ -130,7 +131,7 @@ class OrbaxTest(parameterized.TestCase):
       shutil.rmtree(part)
     else:
       part.unlink()
-    with self.assertRaisesRegex(ValueError, 'params'):
+    with self.assertRaisesRegex(ValueError, 'params must hold whole orbax'):
       orbax.restore(self.path)
 
 
