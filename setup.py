@@ -42,6 +42,6 @@ setuptools.setup(
     # ruff is held to one series: another one may format differently.
     'test': ['pytest>=8.4', 'pytest-xdist', 'ruff==0.17.*', *MODELS],
     'notebooks': ['jupyterlab', 'matplotlib'],
-    'peers': ['torch', 'transformers'],
+    'peers': ['torch', 'transformers', 'accelerate'],
   },
 )

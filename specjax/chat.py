@@ -98,5 +98,5 @@ def render_chat(
       )
     )
   except Exception as error:  # A template can fail in any way Python can.
-    reason = str(error).rstrip('.') or type(error).__name__
+    reason = ' '.join(str(error).split()).rstrip('.') or type(error).__name__
     raise ValueError(f'the chat template failed: {reason}.') from None

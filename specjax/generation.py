@@ -152,19 +152,14 @@ def generate(
         f'the prompt must have at most {decoder.max_length} tokens '
         f'(max_length), got {len(request.prompt_tokens)} in row {row}.'
       )
-    if (
-      not 0
-      <= min(request.prompt_tokens)
-      <= max(request.prompt_tokens)
-      < (vocab_size)
-    ):
+    wrong = [i for i in request.prompt_tokens if not 0 <= i < vocab_size]
+    if wrong:
       raise ValueError(
-        f'prompt ids must be in 0..{vocab_size - 1}, got '
-        f'{min(request.prompt_tokens)}..{max(request.prompt_tokens)} in row '
+        f'prompt ids must be in 0..{vocab_size - 1}, got {wrong[0]} in row '
         f'{row}.'
       )
   everyones = [request.options for request in requests]
-  most_stop_ids = max(len(request.stop_ids) for request in requests)
+  most_stop_ids = max((len(r.stop_ids) for r in requests), default=0)
   # Rounded up: one more id compiles nothing new.
   num_stop_ids = max(-(-most_stop_ids // 8), 1) * 8
   seconds_compile = None

@@ -4,6 +4,8 @@ No row index, batch size, padding or mesh enters a key, and no stream is
 advanced by another's work: what a row draws depends on its own history alone.
 """
 
+import numbers
+
 import jax
 import jax.numpy as jnp
 
@@ -18,7 +20,8 @@ MAX_SEED = 2**32 - 1
 
 
 def is_number(value) -> bool:
-  return isinstance(value, (int, float)) and not isinstance(value, bool)
+  """Whether it is a real number, NumPy's included; True and False are none."""
+  return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def check_seed(seed: int) -> int:
@@ -29,8 +32,8 @@ def check_seed(seed: int) -> int:
   ...
   ValueError: seed must be a whole number in 0..4294967295, got 4294967296.
   """
-  is_in_range = is_number(seed) and 0 <= seed <= MAX_SEED
-  if not is_in_range or seed != int(seed):
+  # The range first: int() of NaN or infinity raises an error of its own.
+  if not is_number(seed) or not 0 <= seed <= MAX_SEED or seed != int(seed):
     raise ValueError(
       f'seed must be a whole number in 0..{MAX_SEED}, got {seed!r}.'
     )

@@ -66,7 +66,9 @@ class SamplingOptions:
 
     check('temperature', 'a finite number >= 0', lambda x: 0 <= x < 1e30)
     check(
-      'top_k', 'a whole number >= 0', lambda x: 0 <= x < 2**31 and int(x) == x
+      'top_k',
+      f'a whole number in 0..{2**31 - 1}',
+      lambda x: 0 <= x < 2**31 and int(x) == x,
     )
     check('top_p', 'in (0, 1]', lambda x: 0 < x <= 1)
     check('min_p', 'in [0, 1]', lambda x: 0 <= x <= 1)

@@ -273,6 +273,27 @@ def _has_space_prefix(backend: Any) -> bool:
   return bool(tokens) and tokens[0].startswith((_SPACE, _BYTE_SPACE))
 
 
+def _spelled(token: str | None) -> str | None:
+  """A run of spaces as SentencePiece spells it; some files have it bare."""
+  return token if not token or token.strip(' ') else _SPACE * len(token)
+
+
+def _stop_ids(
+  config: dict, path: str, eos_id: int | None, num_ids: int
+) -> tuple[int, ...]:
+  """Those that `tokenizer_files.save_tokenizer` wrote, else the end alone."""
+  stop_ids = config.get('stop_ids')
+  if stop_ids is None:
+    return () if eos_id is None else (eos_id,)
+  is_list = isinstance(stop_ids, list)
+  if not is_list or not all(i in range(num_ids) for i in stop_ids):
+    raise ValueError(
+      f'{path}: stop_ids must be a list of ids in 0..{num_ids - 1}, got '
+      f'{stop_ids!r:.60}.'
+    )
+  return tuple(stop_ids)
+
+
 def _chat_template(folder: str, config: dict) -> str | None:
   path = os.path.join(folder, 'chat_template.jinja')
   if os.path.exists(path):
@@ -290,8 +311,9 @@ def from_tokenizer_json(path: str | os.PathLike) -> LibraryTokenizer:
 
   Args:
     path: a folder with `tokenizer.json`, or that file itself. Beside it,
-      `tokenizer_config.json` (beginning and end of a text, chat template) and
-      `chat_template.jinja` are read if they are there.
+      `tokenizer_config.json` (beginning and end of a text, chat template, and
+      `stop_ids` if specjax wrote it) and `chat_template.jinja` are read if
+      they are there.
 
   Raises:
     ValueError: if a file is missing or broken, or the tokenizer is neither
@@ -330,6 +352,8 @@ def from_tokenizer_json(path: str | os.PathLike) -> LibraryTokenizer:
   tokens = [None] * (max(vocab.values(), default=-1) + 1)
   for token, token_id in vocab.items():
     tokens[token_id] = token
+  if not is_byte_level:
+    tokens = [_spelled(token) for token in tokens]
   added = backend.get_added_tokens_decoder()
 
   def special_id(key: str) -> int | None:
@@ -363,7 +387,7 @@ def from_tokenizer_json(path: str | os.PathLike) -> LibraryTokenizer:
     suffix_ids=tuple(suffix_ids),
     bos_id=bos_id,
     eos_id=eos_id,
-    stop_ids=() if eos_id is None else (eos_id,),
+    stop_ids=_stop_ids(config, config_path, eos_id, len(tokens)),
     chat_template=_chat_template(folder, config),
   )
 

@@ -20,7 +20,7 @@ ROOMS = (
   ('shapes',),
   ('sharding',),
   ('noise', 'tokenizers'),
-  ('sampling', 'gguf_tokenizer', 'detokenize', 'chat'),
+  ('sampling', 'gguf_tokenizer', 'tokenizer_files', 'detokenize', 'chat'),
   ('models',),
   ('proposers',),
   ('verify',),

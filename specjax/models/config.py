@@ -12,9 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from specjax.models import layers
-from specjax.models.rope import KINDS, Rope
-from specjax.models.transformer import Transformer
+from specjax.models import layers, rope, transformer
 
 Config = Mapping[str, Any]
 
@@ -116,7 +114,7 @@ FULL, SLIDING = 'full_attention', 'sliding_attention'
 
 def config_from_hf(
   config: Config, vocab_size: int | None = None, dtype: str = 'bfloat16'
-) -> Transformer:
+) -> transformer.Transformer:
   """The model that a config.json describes.
 
   Args:
@@ -168,7 +166,7 @@ def config_from_hf(
     score_scale = _positive(config, 'query_pre_attn_scalar') ** -0.5
   has_bias = {key: bool(config.get(key)) for key in family.biases}
   softcap = config.get('final_logit_softcapping')
-  return Transformer(
+  return transformer.Transformer(
     vocab_size=padded_vocab_size if vocab_size is None else vocab_size,
     padded_vocab_size=padded_vocab_size,
     context_length=_positive_int(config, 'max_position_embeddings'),
@@ -358,6 +356,10 @@ def _layer_types(
     num_full = 0
     if family.windows == 'flag':
       num_full = _get(config, 'max_window_layers')
+      if not _is_int(num_full) or num_full < 0:
+        raise ValueError(
+          f'max_window_layers must be an integer >= 0, got {num_full!r}.'
+        )
     layer_types = tuple(
       FULL if i < num_full else SLIDING for i in range(num_layers)
     )
@@ -371,7 +373,7 @@ def _layer_types(
   return layer_types, window
 
 
-def _rope(config: Config, family: _Family, layer_type: str) -> Rope:
+def _rope(config: Config, family: _Family, layer_type: str) -> rope.Rope:
   """A layer's rotation, from whichever spelling the config uses.
 
   Spellings: `rope_theta` with `rope_scaling` at the top; `rope_parameters`
@@ -412,13 +414,14 @@ def _rope_from(
   source: str,
   stated_theta: Any,
   default_theta: float | None,
-) -> Rope:
+) -> rope.Rope:
   settings = {k: v for k, v in settings.items() if v is not None}
   kind = settings.pop('rope_type', settings.get('type', 'default'))
   settings.pop('type', None)
-  if kind not in KINDS:
+  if kind not in rope.KINDS:
     raise ValueError(
-      f'rope_type must be one of {", ".join(KINDS)}, got {kind!r} in {source}.'
+      f'rope_type must be one of {", ".join(rope.KINDS)}, got {kind!r} in '
+      f'{source}.'
     )
   theta = settings.pop('rope_theta', stated_theta)
   if stated_theta is not None and theta != stated_theta:
@@ -448,4 +451,4 @@ def _rope_from(
       numbers.pop('original_max_position_embeddings')
     )
   theta = _positive({'rope_theta': theta}, 'rope_theta')
-  return Rope(theta=theta, kind=kind, **numbers)
+  return rope.Rope(theta=theta, kind=kind, **numbers)

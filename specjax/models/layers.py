@@ -81,6 +81,30 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
   return (wide * lax.rsqrt(mean_square + eps) * scale).astype(x.dtype)
 
 
+def scores(q_BGMC: Array, k_BGSC: Array) -> Array:
+  """Queries times keys, float32 [B, G, M, S]."""
+  m = q_BGMC.shape[2]
+  score_BGMS = lax.dot_general(
+    _two_rows(q_BGMC, m),
+    k_BGSC,
+    (((3,), (3,)), ((0, 1), (0, 1))),
+    preferred_element_type=jnp.float32,
+  )
+  return score_BGMS[:, :, :m]
+
+
+def mixture(weight_BGMS: Array, v_BGSC: Array) -> Array:
+  """Weights times values, float32 [B, G, M, C]."""
+  m = weight_BGMS.shape[2]
+  y_BGMC = lax.dot_general(
+    _two_rows(weight_BGMS, m),
+    v_BGSC,
+    (((3,), (2,)), ((0, 1), (0, 1))),
+    preferred_element_type=jnp.float32,
+  )
+  return y_BGMC[:, :, :m]
+
+
 def attend(
   q_BTHC: Array,
   k_BGSC: Array,
@@ -107,29 +131,16 @@ def attend(
   b, t, h, c = q_BTHC.shape
   g, s = k_BGSC.shape[1:3]
   r = h // g
-  # The queries that share a key-value head become the rows of one product.
+  # The queries that share a key-value head become the rows M of one product.
   q_BGRTC = q_BTHC.reshape(b, t, g, r, c).transpose(0, 2, 3, 1, 4)
-  q_BGMC = _two_rows(q_BGRTC.reshape(b, g, r * t, c), r * t)
-  score_BGMS = lax.dot_general(
-    q_BGMC,
-    k_BGSC,
-    (((3,), (3,)), ((0, 1), (0, 1))),
-    preferred_element_type=jnp.float32,
+  score_BGMS = scores(q_BGRTC.reshape(b, g, r * t, c), k_BGSC)
+  score_BGRTS = jnp.where(
+    visible_BTS[:, None, None, :, :],
+    score_BGMS.reshape(b, g, r, t, s) * scale,
+    MASKED_SCORE,
   )
-  score_BGRTS = score_BGMS[:, :, : r * t].reshape(b, g, r, t, s)
-  weight_BGRTS = jax.nn.softmax(
-    jnp.where(
-      visible_BTS[:, None, None, :, :], score_BGRTS * scale, MASKED_SCORE
-    ),
-    axis=-1,
-  )
-  weight_BGMS = weight_BGRTS.reshape(b, g, r * t, s).astype(q_BTHC.dtype)
-  y_BGMC = lax.dot_general(
-    _two_rows(weight_BGMS, r * t),
-    v_BGSC,
-    (((3,), (2,)), ((0, 1), (0, 1))),
-    preferred_element_type=jnp.float32,
-  )
-  y_BGRTC = y_BGMC[:, :, : r * t].reshape(b, g, r, t, c)
+  weight_BGRTS = jax.nn.softmax(score_BGRTS, axis=-1).astype(q_BTHC.dtype)
+  y_BGMC = mixture(weight_BGRTS.reshape(b, g, r * t, s), v_BGSC)
+  y_BGRTC = y_BGMC.reshape(b, g, r, t, c)
   y_BTHC = y_BGRTC.transpose(0, 3, 1, 2, 4).reshape(b, t, h * c)
   return y_BTHC.astype(q_BTHC.dtype)

@@ -1,11 +1,14 @@
 """From a model's name to a model, its parameters and its tokenizer."""
 
 import dataclasses
+import os
 import pathlib
+import shutil
+from typing import Any
 
 import numpy as np
 
-from specjax import gguf_tokenizer, tokenizers
+from specjax import gguf_tokenizer, tokenizer_files, tokenizers
 from specjax.models.base import LanguageModel
 from specjax.models.checkpoints import base as checkpoints
 from specjax.models.checkpoints import gguf, orbax, safetensors
@@ -26,6 +29,7 @@ class Loaded:
     params: its parameters.
     tokenizer: its tokenizer.
     stop_ids: ids at which the model says it is done.
+    config: in the form of a config.json; None for a model built in code.
   """
 
   name: str
@@ -33,6 +37,7 @@ class Loaded:
   params: Params
   tokenizer: tokenizers.Tokenizer
   stop_ids: tuple[int, ...]
+  config: dict[str, Any] | None = None
 
 
 def load(name: str, dtype: str) -> Loaded:
@@ -104,7 +109,12 @@ def _load_folder(name: str, path: pathlib.Path, dtype: str) -> Loaded:
   if (path / orbax.SETTINGS_FILE).exists():
     restored = orbax.restore(path, dtype)
     return Loaded(
-      name, restored.model, restored.params, tokenizer, restored.stop_ids
+      name,
+      restored.model,
+      restored.params,
+      tokenizer,
+      restored.stop_ids,
+      restored.config,
     )
   return _build(name, safetensors.read_folder(path), tokenizer, dtype)
 
@@ -121,4 +131,38 @@ def _build(
   )
   params = checkpoints.load_params(model, checkpoint)
   stop_ids = tuple(sorted({*checkpoint.stop_ids, *tokenizer.stop_ids}))
-  return Loaded(name, model, params, tokenizer, stop_ids)
+  return Loaded(name, model, params, tokenizer, stop_ids, checkpoint.config)
+
+
+def save(path: str | os.PathLike, loaded: Loaded):
+  """Writes an orbax folder, tokenizer included, that `load` accepts.
+
+  Everything goes to a temporary folder beside the target, which is renamed
+  when complete.
+
+  Args:
+    path: must not exist, or be an empty folder.
+    loaded: of any kind that comes from files.
+
+  Raises:
+    ValueError: if `path` holds something, or the model or its tokenizer cannot
+      be saved.
+  """
+  path = pathlib.Path(path).absolute()
+  orbax.check_free(path)
+  if loaded.config is None:
+    raise ValueError(f'{loaded.name} is built in code and cannot be saved.')
+  unfinished = path.with_name(f'.{path.name}.{os.getpid()}.unfinished')
+  try:
+    orbax.save(
+      unfinished,
+      loaded.config,
+      loaded.params,
+      vocab_size=loaded.model.vocab_size,
+      stop_ids=loaded.stop_ids,
+    )
+    tokenizer_files.save_tokenizer(unfinished, loaded.tokenizer)
+    os.replace(unfinished, path)
+  except BaseException:
+    shutil.rmtree(unfinished, ignore_errors=True)
+    raise

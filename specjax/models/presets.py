@@ -6,8 +6,7 @@ window that `use_sliding_window` switches off; it is left out here.
 
 from typing import Any
 
-from specjax.models.config import config_from_hf
-from specjax.models.transformer import Transformer
+from specjax.models import config, transformer
 
 
 def _llama(
@@ -20,7 +19,7 @@ def _llama(
   stretch: float | None = None,
 ) -> dict[str, Any]:
   """`shape`: layers, width, feed-forward width, heads, key-value heads."""
-  config = {
+  settings = {
     'model_type': 'llama',
     **_shape(shape, vocab_size, context, tied),
     'hidden_act': 'silu',
@@ -28,14 +27,14 @@ def _llama(
     'rope_theta': theta,
   }
   if stretch is not None:
-    config['rope_scaling'] = {
+    settings['rope_scaling'] = {
       'rope_type': 'llama3',
       'factor': stretch,
       'low_freq_factor': 1.0,
       'high_freq_factor': 4.0,
       'original_max_position_embeddings': 8192,
     }
-  return config
+  return settings
 
 
 def _qwen(
@@ -47,7 +46,7 @@ def _qwen(
   vocab_size: int = 151936,
   head_dim: int | None = None,
 ) -> dict[str, Any]:
-  config = {
+  settings = {
     'model_type': model_type,
     **_shape(shape, vocab_size, context, tied),
     'hidden_act': 'silu',
@@ -56,8 +55,8 @@ def _qwen(
     'use_sliding_window': False,
   }
   if head_dim is not None:
-    config['head_dim'] = head_dim
-  return config
+    settings['head_dim'] = head_dim
+  return settings
 
 
 def _gemma3(
@@ -70,7 +69,7 @@ def _gemma3(
   score_scalar: int = 256,
   stretch: float | None = None,
 ) -> dict[str, Any]:
-  config = {
+  settings = {
     'model_type': 'gemma3_text',
     **_shape(shape, vocab_size, context, True),
     'head_dim': head_dim,
@@ -83,8 +82,8 @@ def _gemma3(
     'rope_local_base_freq': 10000.0,
   }
   if stretch is not None:
-    config['rope_scaling'] = {'rope_type': 'linear', 'factor': stretch}
-  return config
+    settings['rope_scaling'] = {'rope_type': 'linear', 'factor': stretch}
+  return settings
 
 
 def _shape(
@@ -225,7 +224,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def preset(name: str, dtype: str = 'bfloat16') -> Transformer:
+def preset(name: str, dtype: str = 'bfloat16') -> transformer.Transformer:
   """A published model's shape, without its weights.
 
   Raises:
@@ -238,4 +237,4 @@ def preset(name: str, dtype: str = 'bfloat16') -> Transformer:
     raise ValueError(
       f'preset must be one of {", ".join(PRESETS)}, got {name!r}.'
     )
-  return config_from_hf(PRESETS[name], dtype=dtype)
+  return config.config_from_hf(PRESETS[name], dtype=dtype)

@@ -14,8 +14,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax import sharding
-from specjax.models import base, layers
-from specjax.models.rope import Rope, rotate
+from specjax.models import base, layers, rope
 from specjax.shapes import Array, Key, Params, check_shape
 
 DTYPES = ('float32', 'bfloat16')
@@ -61,7 +60,7 @@ class Transformer:
   num_kv_heads: int
   head_dim: int
   windows: tuple[int | None, ...]
-  ropes: tuple[Rope, ...]
+  ropes: tuple[rope.Rope, ...]
   activation: str
   norm_eps: float
   score_scale: float
@@ -238,8 +237,8 @@ class Transformer:
       for window in dict.fromkeys(self.windows)
     }
     angles = {
-      rope: rope.angles(positions_BT, self.head_dim)
-      for rope in dict.fromkeys(self.ropes)
+      r: r.angles(positions_BT, self.head_dim)
+      for r in dict.fromkeys(self.ropes)
     }
 
     x_BTD = self._embed(params, tokens_BT)
@@ -294,7 +293,7 @@ class Transformer:
     if self.qk_norm:
       q_BTHC = layers.rms_norm(q_BTHC, params['q_norm'], self.norm_eps)
       k_BTGC = layers.rms_norm(k_BTGC, params['k_norm'], self.norm_eps)
-    q_BTHC, k_BTGC = rotate(q_BTHC, *angles), rotate(k_BTGC, *angles)
+    q_BTHC, k_BTGC = rope.rotate(q_BTHC, *angles), rope.rotate(k_BTGC, *angles)
     k_BGSC = base.write_slots(k_BGSC, k_BTGC.transpose(0, 2, 1, 3), slot_BT)
     v_BGSC = base.write_slots(v_BGSC, v_BTGC.transpose(0, 2, 1, 3), slot_BT)
     y = layers.attend(q_BTHC, k_BGSC, v_BGSC, visible_BTS, self.score_scale)

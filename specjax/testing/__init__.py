@@ -1,5 +1,12 @@
 """Tools for tests, ours and those of whoever adds a part."""
 
+from specjax.testing.conformance import (
+  check_lossless,
+  check_model,
+  check_proposer,
+  check_rule,
+  check_static,
+)
 from specjax.testing.counting import Traces, count_traces
 from specjax.testing.exact import (
   ChiSquare,
@@ -10,12 +17,19 @@ from specjax.testing.exact import (
   reference_law,
   toy_logits,
 )
+from specjax.testing.loops import Group
 from specjax.testing.rules import enumerate_rule, ideal_accepted, path_law
 
 __all__ = (
   'ChiSquare',
+  'Group',
   'Law',
   'Traces',
+  'check_lossless',
+  'check_model',
+  'check_proposer',
+  'check_rule',
+  'check_static',
   'chi_square',
   'count_traces',
   'enumerate_exact',

@@ -237,19 +237,20 @@ def certify(
     quick: see `programs`.
     report: called with one line of text as each part is done.
   """
-  enumerations = enumerate_rules()
-  report(f'{len(enumerations)} enumerations of rules done')
   checked = programs(quick=quick)
-  broken = mutants.all_mutants(ROWS * 4)
+  threshold = FAMILY_ALPHA / sum(len(p.groups) for p in checked)
   # Threads, because XLA compiles without the interpreter's lock.
   with concurrent.futures.ThreadPoolExecutor(min(os.cpu_count(), 4)) as pool:
-    outcomes = list(pool.map(_observed(report), checked))
-    threshold = FAMILY_ALPHA / sum(len(p.groups) for p in checked)
-    cases = judge(checked, outcomes, threshold)
+    running = [pool.submit(_observe, p, report) for p in checked]
+    hunts = [
+      pool.submit(catch, mutant, threshold, report)
+      for mutant in mutants.all_mutants(4 * ROWS)
+    ]
+    enumerations = enumerate_rules()
+    report(f'{len(enumerations)} enumerations of rules')
+    cases = judge(checked, [run.result() for run in running], threshold)
     report(f'{len(cases)} cases compared with their laws')
-    verdicts = tuple(
-      pool.map(lambda mutant: catch(mutant, threshold, report), broken)
-    )
+    verdicts = tuple(hunt.result() for hunt in hunts)
   return Certificate(
     threshold=threshold,
     cases=cases,
@@ -260,15 +261,14 @@ def certify(
   )
 
 
-def _observed(report):
-  def run(program: loops.Program) -> list[np.ndarray]:
-    found = loops.observe(program)
-    verify = program.decoder.verify.name
-    k = program.decoder.proposer.num_draft_tokens
-    report(f'{program.proposer} x {verify}, {k} drafts: decoded')
-    return found
-
-  return run
+def _observe(
+  program: loops.Program, report: Callable[[str], None]
+) -> list[np.ndarray]:
+  found = loops.observe(program)
+  verify = program.decoder.verify.name
+  k = program.decoder.proposer.num_draft_tokens
+  report(f'{program.proposer} x {verify}, {k} drafts')
+  return found
 
 
 def judge(

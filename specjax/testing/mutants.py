@@ -67,13 +67,12 @@ class BrokenRejection:
       ),
     }[self.mistake]()
     is_bonus = num_accepted == num_draft
-    weights_V = jnp.where(is_bonus, p_V, weights_V)
-    key = jnp.where(
-      is_bonus, noise.token_N[num_accepted], noise.residual_N[num_accepted]
+    next_token = jnp.where(
+      is_bonus,
+      chain.draw_token(p_V, noise.token_N, num_accepted),
+      chain.draw_token(weights_V, noise.residual_N, num_accepted),
     )
-    return chain.Verdict(
-      num_accepted, jax.random.categorical(key, jnp.log(weights_V))
-    )
+    return chain.Verdict(num_accepted, next_token)
 
 
 @dataclasses.dataclass(frozen=True)

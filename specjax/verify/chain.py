@@ -191,8 +191,17 @@ def block_accept_prob(
   return h_N.at[0].set(1.0), w_N
 
 
-def _draw(weights_V: Array, noise_N: Array, index: Array) -> Array:
-  """Draws from unnormalised probabilities with the noise at `index`."""
+def draw_token(weights_V: Array, noise_N: Array, index: Array) -> Array:
+  """Draws from unnormalised probabilities with the noise at `index`.
+
+  Args:
+    weights_V: float32 [V], not negative, not all zero.
+    noise_N: N typed keys, or Gumbel rows float32 [N, V], as in `Noise`.
+    index: int32 [], which of the N.
+
+  Returns:
+    int32 [].
+  """
   noise = noise_N[index]
   if jnp.issubdtype(noise_N.dtype, jax.dtypes.prng_key):
     noise = noise_lib.gumbel(noise, weights_V.shape[0])
@@ -351,7 +360,7 @@ def _correct(
   noise_N = jnp.where(
     _per_row(is_bonus, noise.token_N), noise.token_N, noise.residual_N
   )
-  return Verdict(num_accepted, _draw(weights_V, noise_N, num_accepted))
+  return Verdict(num_accepted, draw_token(weights_V, noise_N, num_accepted))
 
 
 def _per_row(flag: Array, rows: Array) -> Array:

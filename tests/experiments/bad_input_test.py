@@ -78,7 +78,7 @@ class BadInputTest(Case):
     ('top_p_large', ('--top_p=1.5',), 'top_p must be in (0, 1]', '1.5'),
     ('top_p_nan', ('--top_p=nan',), 'top_p must be in (0, 1]', 'nan'),
     ('min_p', ('--min_p=-1',), 'min_p must be in [0, 1]', '-1'),
-    ('top_k', ('--top_k=-3',), 'top_k must be a whole number >= 0', '-3'),
+    ('top_k', ('--top_k=-3',), 'top_k must be a whole number in 0..', '-3'),
     ('top_k_large', ('--top_k=99999999999',), 'top_k', '99999999999'),
     ('repetition', ('--repetition_penalty=0',), 'finite number > 0', 'got 0'),
     ('presence', ('--presence_penalty=inf',), 'a finite number', 'inf'),

@@ -16,7 +16,7 @@ import numpy as np
 
 from specjax import sharding
 from specjax.models import config as model_config
-from specjax.models.transformer import Transformer
+from specjax.models import transformer
 from specjax.shapes import Array, Params
 
 _LAYER_NAMES = {
@@ -77,7 +77,7 @@ class Checkpoint:
   stop_ids: tuple[int, ...] = ()
 
 
-def hf_names(model: Transformer) -> Params:
+def hf_names(model: transformer.Transformer) -> Params:
   """The tree of `model.param_specs()` with tensor names for leaves."""
   layer_names = dict(_LAYER_NAMES)
   if model.post_norms:
@@ -96,7 +96,9 @@ def hf_names(model: Transformer) -> Params:
   return names
 
 
-def load_params(model: Transformer, checkpoint: Checkpoint) -> Params:
+def load_params(
+  model: transformer.Transformer, checkpoint: Checkpoint
+) -> Params:
   """The checkpoint's tensors as the model's parameters.
 
   Tensors are read, checked and converted one at a time, so the peak is the
@@ -179,7 +181,7 @@ def _own_names(checkpoint: Checkpoint) -> dict[str, str]:
   return own_names
 
 
-def _check_names(specs, own_names, model: Transformer):
+def _check_names(specs, own_names, model: transformer.Transformer):
   missing = sorted(set(specs) - set(own_names))
   unexpected = sorted(set(own_names) - set(specs))
   if not missing and not unexpected:

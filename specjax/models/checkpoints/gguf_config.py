@@ -230,7 +230,7 @@ def read_config(
   """
   architecture = _architecture(path, metadata)
   settings = _Settings(path, architecture, metadata)
-  if metadata.get('split.count', 0) > 1:
+  if metadata.get('split.count', 1) not in (0, 1):
     raise ValueError(
       f'{path} is one of {metadata["split.count"]} parts; only GGUF files in '
       'one part are supported.'
@@ -251,7 +251,6 @@ def read_config(
       'attention.key_length', max(1, hidden_size // num_heads)
     ),
     'intermediate_size': settings.integer('feed_forward_length'),
-    'hidden_act': 'silu',
     'rms_norm_eps': settings.real('attention.layer_norm_rms_epsilon'),
     'rope_theta': float(settings.real('rope.freq_base')),
     'rope_scaling': _rope_scaling(settings),
@@ -270,13 +269,14 @@ def read_config(
     )
   if architecture == 'gemma3':
     return config | _gemma3(settings, config)
+  config['hidden_act'] = 'silu'
   if architecture == 'qwen2':  # Its q, k and v always have biases.
     config['use_sliding_window'] = False
   else:
     config['attention_bias'] = 'blk.0.attn_q.bias' in shapes
   if architecture == 'llama':
     config['mlp_bias'] = 'blk.0.ffn_up.bias' in shapes
-    if settings.get('attention.sliding_window'):
+    if settings.get('attention.sliding_window') is not None:
       config['model_type'] = 'mistral'
       config['sliding_window'] = settings.integer('attention.sliding_window')
     if rope_factors is not None:

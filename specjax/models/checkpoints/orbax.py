@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from specjax import sharding
-from specjax.models.config import config_from_hf
-from specjax.models.transformer import Transformer
+from specjax.models import config as model_config
+from specjax.models import transformer
 from specjax.shapes import Params
 
 SETTINGS_FILE = 'specjax.json'
@@ -41,7 +41,7 @@ class Restored:
     stop_ids: the ids that end a text.
   """
 
-  model: Transformer
+  model: transformer.Transformer
   params: Params
   config: dict[str, Any]
   stop_ids: tuple[int, ...]
@@ -71,9 +71,8 @@ def save(
     ValueError: if `path` holds something, or `params` does not fit `config`.
   """
   path = pathlib.Path(path).absolute()
-  if path.exists() and (not path.is_dir() or any(path.iterdir())):
-    raise ValueError(f'{path} must be absent or empty, it is not.')
-  model = config_from_hf(config, vocab_size)
+  check_free(path)
+  model = model_config.config_from_hf(config, vocab_size)
   specs = sharding.abstract_params(model.param_specs())
   _check_fit(specs, params, 'params')
   settings = {
@@ -97,6 +96,12 @@ def save(
     raise
 
 
+def check_free(path: pathlib.Path):
+  """Raises ValueError unless `path` is absent or an empty folder."""
+  if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    raise ValueError(f'{path} must be absent or empty, it is not.')
+
+
 def restore(path: str | os.PathLike, dtype: str = 'bfloat16') -> Restored:
   """Reads a folder that `save` wrote; weights are cast to `dtype`.
 
@@ -106,7 +111,9 @@ def restore(path: str | os.PathLike, dtype: str = 'bfloat16') -> Restored:
   """
   path = pathlib.Path(path).absolute()
   settings = _read_settings(path)
-  model = config_from_hf(settings['config'], settings['vocab_size'], dtype)
+  model = model_config.config_from_hf(
+    settings['config'], settings['vocab_size'], dtype
+  )
   # Placed here whatever the placement was when they were saved.
   here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   target = jax.tree.map(
@@ -123,7 +130,9 @@ def restore(path: str | os.PathLike, dtype: str = 'bfloat16') -> Restored:
       _check_fit(target, metadata, f'{folder}')
       params = checkpointer.restore(folder, target)
     except (OSError, KeyError) as error:
-      raise ValueError(f'{folder} cannot be read: {error}') from None
+      # Its messages run over several lines.
+      reason = ' '.join(str(error).split())[:300]
+      raise ValueError(f'{folder} cannot be read: {reason}') from None
   for leaf_path, leaf in jax.tree_util.tree_leaves_with_path(params):
     if not jnp.all(jnp.isfinite(leaf)):
       raise ValueError(
@@ -155,7 +164,20 @@ def _read_settings(path: pathlib.Path) -> dict[str, Any]:
   missing = sorted({'config', 'vocab_size', 'stop_ids'} - set(settings))
   if missing:
     raise ValueError(f'{file} lacks {", ".join(missing)}.')
+  for name, is_right in (
+    ('config', isinstance(settings['config'], dict)),
+    ('vocab_size', type(settings['vocab_size']) is int),
+    ('stop_ids', _is_list_of_ids(settings['stop_ids'])),
+  ):
+    if not is_right:
+      raise ValueError(
+        f'{name} must be what save wrote, got {settings[name]!r} in {file}.'
+      )
   return settings
+
+
+def _is_list_of_ids(value: Any) -> bool:
+  return isinstance(value, list) and all(type(i) is int for i in value)
 
 
 def _path_name(path: Any) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from specjax.models.checkpoints.base import Checkpoint
-from specjax.models.config import stop_ids_from_hf
+from specjax.models import config as model_config
+from specjax.models.checkpoints import base
 
 _INDEX = 'model.safetensors.index.json'
 _SINGLE = 'model.safetensors'
@@ -19,7 +19,7 @@ _DTYPES = ('F64', 'F32', 'F16', 'BF16')
 _MAX_JSON_BYTES = 1 << 26
 
 
-def read_folder(path: str | os.PathLike) -> Checkpoint:
+def read_folder(path: str | os.PathLike) -> base.Checkpoint:
   """A Hugging Face folder as a `Checkpoint`; no tensor is read yet.
 
   Args:
@@ -55,11 +55,11 @@ def read_folder(path: str | os.PathLike) -> Checkpoint:
     with _open(file_of[name]) as tensors:
       return tensors.get_tensor(name)
 
-  return Checkpoint(
+  return base.Checkpoint(
     config=config,
     shapes=shapes,
     read=read,
-    stop_ids=stop_ids_from_hf(config, generation_config),
+    stop_ids=model_config.stop_ids_from_hf(config, generation_config),
   )
 
 
