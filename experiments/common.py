@@ -36,7 +36,7 @@ import flax
 import jax
 import jaxlib
 import numpy as np
-from absl import flags
+from absl import flags, logging
 
 import specjax
 
@@ -73,6 +73,8 @@ def run_main(
     errors that stem from JAX are bugs: they are raised on, and end the process
     with a traceback and exit code 1.
   """
+  # What libraries warn of would stand between the lines that are ours.
+  logging.set_verbosity(logging.ERROR)
   module = sys.modules[main.__module__]
   name = os.path.basename(getattr(module, '__file__', None) or 'specjax')
   argv = list(sys.argv[1:] if argv is None else argv)

@@ -124,15 +124,16 @@ def restore(path: str | os.PathLike, dtype: str = 'bfloat16') -> Restored:
   with ocp.StandardCheckpointer() as checkpointer:
     try:
       metadata = checkpointer.metadata(folder).item_metadata
-      if metadata is None:
-        raise ValueError(f'{folder} must hold whole orbax files.')
-      # Shapes are compared before memory is taken.
-      _check_fit(target, metadata, f'{folder}')
-      params = checkpointer.restore(folder, target)
     except (OSError, KeyError) as error:
-      # Its messages run over several lines.
-      reason = ' '.join(str(error).split())[:300]
-      raise ValueError(f'{folder} cannot be read: {reason}') from None
+      raise _unreadable(folder, error) from None
+    if metadata is None:
+      raise ValueError(f'{folder} must hold whole orbax files.')
+    # Shapes are compared before memory is taken.
+    _check_fit(target, metadata, f'{folder}')
+    try:
+      params = checkpointer.restore(folder, target)
+    except Exception as error:  # It raises nothing more precise.
+      raise _unreadable(folder, error.__cause__ or error) from None
   for leaf_path, leaf in jax.tree_util.tree_leaves_with_path(params):
     if not jnp.all(jnp.isfinite(leaf)):
       raise ValueError(
@@ -141,6 +142,12 @@ def restore(path: str | os.PathLike, dtype: str = 'bfloat16') -> Restored:
   return Restored(
     model, params, settings['config'], tuple(settings['stop_ids'])
   )
+
+
+def _unreadable(folder: pathlib.Path, error: BaseException) -> ValueError:
+  # Its messages run over several lines.
+  reason = ' '.join(str(error).split())[:300]
+  return ValueError(f'{folder} cannot be read: {reason}')
 
 
 def _read_settings(path: pathlib.Path) -> dict[str, Any]:
