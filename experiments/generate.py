@@ -45,6 +45,11 @@ def make_proposer(
   with common.Progress(f'loading draft {config.draft}'):
     draft = load.load(config.draft, config.draft_dtype or config.dtype)
   check_same_vocabulary(target.tokenizer, draft.tokenizer)
+  if draft.model.vocab_size != target.model.vocab_size:
+    raise ValueError(
+      f'the draft must have {target.model.vocab_size} ids like the target, '
+      f'got {draft.model.vocab_size}.'
+    )
   return DraftModel(
     model=draft.model, num_draft_tokens=config.num_draft_tokens
   ), draft.params

@@ -125,7 +125,8 @@ def generate(
     on_batch: called with the number of a batch before it starts.
 
   Raises:
-    ValueError: a prompt that does not fit into `decoder.max_length`.
+    ValueError: a prompt that does not fit into `decoder.max_length`, or an id
+      that the target has no embedding for.
   """
   if batch_size < 1:
     raise ValueError(f'batch_size must be >= 1, got {batch_size}.')
@@ -134,6 +135,12 @@ def generate(
       raise ValueError(
         f'the prompt has {len(request.prompt_tokens)} tokens, at most '
         f'{decoder.max_length} are allowed (max_length).'
+      )
+    # Some tokenizers know ids that a text-only model has no embedding for.
+    if max(request.prompt_tokens) >= decoder.target.vocab_size:
+      raise ValueError(
+        f'prompt ids must be below {decoder.target.vocab_size}, the '
+        f"target's vocabulary, got {max(request.prompt_tokens)}."
       )
   everyones = [request.options for request in requests]
   num_stop_ids = max([1, *(len(request.stop_ids) for request in requests)])
