@@ -152,6 +152,7 @@ def generate(
         f'the prompt must have at most {decoder.max_length} tokens '
         f'(max_length), got {len(request.prompt_tokens)} in row {row}.'
       )
+    # Some tokenizers know ids that a text-only model has no embedding for.
     wrong = [i for i in request.prompt_tokens if not 0 <= i < vocab_size]
     if wrong:
       raise ValueError(
