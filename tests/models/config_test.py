@@ -143,7 +143,10 @@ class RopeSpellingsTest(parameterized.TestCase):
     ({'type': 'dynamic', 'factor': 2.0}, "got 'dynamic'"),
     ({'rope_type': 'linear'}, 'factor is missing'),
     ({'rope_type': 'linear', 'factor': 0.5}, 'factor must be >= 1, got 0.5'),
-    ({'rope_type': 'linear', 'factor': '2'}, "factor must be a number.*'2'"),
+    (
+      {'rope_type': 'linear', 'factor': '2'},
+      "factor must be a finite number.*'2'",
+    ),
     ({'rope_type': 'default', 'beta_fast': 2}, 'got beta_fast'),
     ({'rope_type': 'default', 'partial_rotary_factor': 0.5}, 'or 1.0'),
     ({'rope_type': 'default', 'rope_theta': 5.0}, 'same.*5.0 and 10000.0'),
