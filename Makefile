@@ -52,9 +52,7 @@ $(READY): setup.py pyproject.toml
 	@$(RUN) -c "$(VERSIONS)"
 
 demo: $(READY)
-	@$(RUN) experiments/generate.py --target=demo:target --draft=demo:draft \
-	  --num_draft_tokens=4 --trace --max_new_tokens=48 \
-	  --prompt='The quick brown fox'
+	@$(RUN) experiments/demo.py
 
 test: lint doctest unit
 	$(SAY) 'Certificate, quick'

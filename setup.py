@@ -24,9 +24,11 @@ setuptools.setup(
   long_description_content_type='text/markdown',
   license='Apache-2.0',
   python_requires='>=3.11',
+  # Given by name, the folder itself goes on the path of an editable install,
+  # and `from experiments import common` works in scripts as in tests.
+  package_dir={'': '.'},
   packages=setuptools.find_packages(include=['specjax', 'specjax.*']),
-  # The bounds are the oldest releases that the tests have run on; 0.10.2 is
-  # the last jax for Python 3.11.
+  # 0.10.2 is the last jax for Python 3.11; BUILD_NOTES.md has what was tried.
   install_requires=[
     'jax>=0.10.2',
     'flax>=0.12.8',
@@ -40,6 +42,6 @@ setuptools.setup(
     # ruff is held to one series: another one may format differently.
     'test': ['pytest>=8.4', 'pytest-xdist', 'ruff==0.17.*', *MODELS],
     'notebooks': ['jupyterlab', 'matplotlib'],
-    'peers': ['torch', 'transformers'],
+    'peers': ['torch', 'transformers', 'accelerate'],
   },
 )

@@ -22,6 +22,7 @@ import math
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 import textwrap
@@ -35,7 +36,7 @@ import flax
 import jax
 import jaxlib
 import numpy as np
-from absl import flags
+from absl import flags, logging
 
 import specjax
 
@@ -43,6 +44,11 @@ import specjax
 FlagGroup = tuple[str, Callable[[flags.FlagValues], None]]
 
 BAD_INPUT = 2  # Exit code.
+OPTIONAL_PACKAGES = ('huggingface_hub', 'jinja2', 'safetensors', 'tokenizers')
+_OUT_OF_MEMORY = (
+  'not enough memory for these sizes; a smaller model, --batch_size, '
+  '--max_length or --dtype may fit.'
+)
 MESH_AXES = ('data', 'model')
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -62,10 +68,13 @@ def run_main(
 
   Returns:
     The exit code: that of `main` (None is 0), 0 after `--help`, or 2 after a
-    sentence on stderr for an unknown flag, a stray argument, or a `ValueError`
-    or `OSError` from `main`. Errors that stem from JAX are bugs: they are
-    raised on, and end the process with a traceback and exit code 1.
+    sentence on stderr for an unknown flag, a stray argument, a `ValueError` or
+    `OSError` from `main`, a lack of memory, or of an optional package. Other
+    errors that stem from JAX are bugs: they are raised on, and end the process
+    with a traceback and exit code 1.
   """
+  # What libraries warn of would stand between the lines that are ours.
+  logging.set_verbosity(logging.ERROR)
   module = sys.modules[main.__module__]
   name = os.path.basename(getattr(module, '__file__', None) or 'specjax')
   argv = list(sys.argv[1:] if argv is None else argv)
@@ -82,6 +91,20 @@ def run_main(
     # it flushes stdout at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
+  except (MemoryError, jax.errors.JaxRuntimeError) as error:
+    if isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in str(error):
+      print(f'{name}: {_OUT_OF_MEMORY}', file=sys.stderr)
+      return BAD_INPUT
+    raise
+  except ModuleNotFoundError as error:
+    if error.name not in OPTIONAL_PACKAGES:
+      raise
+    print(
+      f'{name}: this needs the package {error.name}: '
+      "pip install 'specjax[models]'.",
+      file=sys.stderr,
+    )
+    return BAD_INPUT
   except (ValueError, OSError, flags.Error) as error:
     if _is_bug(error):
       raise
@@ -117,10 +140,32 @@ def _parse(values: flags.FlagValues, argv: list[str]):
     near = difflib.get_close_matches(name, list(values), n=1)
     advice = f'did you mean --{near[0]}?' if near else '--help lists all.'
     raise ValueError(f'unknown flag --{name}; {advice}') from None
+  except flags.IllegalFlagValueError as error:
+    raise _in_words(error, values) from None
   if stray:
     raise ValueError(
       f'unexpected argument {stray[0]!r}; flags are written --name=value.'
     )
+
+
+def _in_words(
+  error: flags.IllegalFlagValueError, values: flags.FlagValues
+) -> ValueError:
+  """What absl says about a value, with what is allowed."""
+  found = re.fullmatch('flag --(.*?)=(.*?): .*', str(error), re.DOTALL)
+  if found is None or found[1] not in values:
+    return ValueError(str(error))
+  allowed = _allowed(values[found[1]])
+  return ValueError(f'--{found[1]} must be {allowed}, got {found[2]!r}.')
+
+
+def _allowed(flag: flags.Flag) -> str:
+  if flag.boolean:
+    return 'true or false'
+  choices = getattr(flag.parser, 'enum_values', None)
+  if choices:
+    return f'one of {", ".join(choices)}'
+  return flag.parser.syntactic_help
 
 
 def _is_bug(error: BaseException) -> bool:
@@ -165,16 +210,26 @@ def help_text(
     lines = [f'{title}:']
     for name in names:
       flag = values[name]
-      left = f'--[no]{name}' if flag.boolean else f'--{name}'
+      left = f'--[no]{name}' if flag.boolean else f'--{name}{_kind(flag)}'
       text = ' '.join((flag.help or '').split())
-      text = text.replace('.; repeat', '; repeat')  # absl adds the latter.
-      if flag.default not in (None, '', []):
+      # absl adds the choices in front and a remark on lists behind.
+      text = re.sub(r'^<[^>]*>: |; repeat this option.*$', '', text)
+      if flag.default not in (None, '', []) and flag.default is not False:
         text += f' (default {flag.default_as_str.strip(chr(39))})'
       lines.append(f'  {left}')
       wrapped = textwrap.fill(text, 74, break_on_hyphens=False)
       lines.append(textwrap.indent(wrapped, ' ' * 6))
     parts.append('\n'.join(lines))
   return '\n\n'.join(parts)
+
+
+def _kind(flag: flags.Flag) -> str:
+  """What to write behind the flag's name."""
+  choices = getattr(flag.parser, 'enum_values', None)
+  if choices:
+    return f'={"|".join(choices)}'
+  kinds = {'int': '=N', 'float': '=X'}
+  return kinds.get(flag.flag_type(), '=...')
 
 
 def parse_ids(text: str, name: str) -> tuple[int, ...]:

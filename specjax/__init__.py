@@ -1,5 +1,61 @@
-"""specjax: a laboratory for speculative decoding in JAX."""
+"""specjax: a laboratory for speculative decoding in JAX.
+
+A target, a proposer and a rule make a `Decoder`; `generate` serves requests.
+
+>>> model = load('demo:target', 'float32')
+>>> decoder = Decoder(
+...   target=model.model, proposer=NGram(num_draft_tokens=4),
+...   verify=Coupled(), max_length=64)
+>>> ids = model.tokenizer.encode('import ', add_special=True)
+>>> request = Request(prompt_tokens=tuple(ids), max_new_tokens=4)
+>>> params = {'target': model.params, 'proposer': ()}
+>>> results = generate(
+...   decoder, params, [request], model.tokenizer, batch_size=1)
+>>> [result.finish_reason for result in results]
+['length']
+"""
+
+from specjax.decode import Decoder, DecodeState, StepInfo
+from specjax.generation import Request, Result, generate
+from specjax.models.base import LanguageModel
+from specjax.models.load import Loaded, load
+from specjax.models.transformer import Transformer
+from specjax.proposers.base import Nothing, Proposer
+from specjax.proposers.draft_model import DraftModel
+from specjax.proposers.ngram import NGram
+from specjax.sampling import SamplingOptions
+from specjax.tokenizers import (
+  ByteTokenizer,
+  Tokenizer,
+  check_same_vocabulary,
+)
+from specjax.verify.chain import Block, Coupled, Greedy, Rejection, Rule
 
 __version__ = '0.1.0'
 
-__all__ = ('__version__',)
+__all__ = (
+  'Block',
+  'ByteTokenizer',
+  'Coupled',
+  'DecodeState',
+  'Decoder',
+  'DraftModel',
+  'Greedy',
+  'LanguageModel',
+  'Loaded',
+  'NGram',
+  'Nothing',
+  'Proposer',
+  'Rejection',
+  'Request',
+  'Result',
+  'Rule',
+  'SamplingOptions',
+  'StepInfo',
+  'Tokenizer',
+  'Transformer',
+  '__version__',
+  'check_same_vocabulary',
+  'generate',
+  'load',
+)

@@ -35,7 +35,7 @@ def check_seed(seed: int) -> int:
   # The range first: int() of NaN or infinity raises an error of its own.
   if not is_number(seed) or not 0 <= seed <= MAX_SEED or seed != int(seed):
     raise ValueError(
-      f'seed must be a whole number in 0..{MAX_SEED}, got {seed}.'
+      f'seed must be a whole number in 0..{MAX_SEED}, got {seed!r}.'
     )
   return int(seed)
 

@@ -8,7 +8,6 @@ bisection on the bit pattern of the float32 weights.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 
 import flax.struct
@@ -62,14 +61,14 @@ class SamplingOptions:
   def __post_init__(self):
     def check(name: str, rule: str, ok: Callable[[float], bool]):
       value = getattr(self, name)
-      if not (is_number(value) and math.isfinite(value) and ok(value)):
-        raise ValueError(f'{name} must be {rule}, got {value}.')
+      if not (is_number(value) and ok(value)):  # No rule holds for a NaN.
+        raise ValueError(f'{name} must be {rule}, got {value!r}.')
 
     check('temperature', 'a finite number >= 0', lambda x: 0 <= x < 1e30)
     check(
       'top_k',
       f'a whole number in 0..{2**31 - 1}',
-      lambda x: x >= 0 and int(x) == x < 2**31,
+      lambda x: 0 <= x < 2**31 and int(x) == x,
     )
     check('top_p', 'in (0, 1]', lambda x: 0 < x <= 1)
     check('min_p', 'in [0, 1]', lambda x: 0 <= x <= 1)
@@ -119,13 +118,17 @@ class Sampling:
 
 
 def stack_options(
-  options: Sequence[SamplingOptions], vocab_size: int
+  options: Sequence[SamplingOptions],
+  vocab_size: int,
+  among: Sequence[SamplingOptions] | None = None,
 ) -> Sampling:
   """The settings of a batch from those of its rows.
 
   Args:
     options: one per row.
     vocab_size: V, the number of true ids.
+    among: settings of all rows to come, so that batches of one run have the
+      same optional parts and share a compilation; None: these rows alone.
 
   Raises:
     ValueError: an id outside the vocabulary, or every id banned.
@@ -137,12 +140,13 @@ def stack_options(
   def column(name: str, dtype) -> Array:
     return jnp.asarray([getattr(o, name) for o in options], dtype)
 
+  among = options if among is None else among
   penalties = {}
   names = ('repetition_penalty', 'presence_penalty', 'frequency_penalty')
-  if any((1, 0, 0) != tuple(getattr(o, n) for n in names) for o in options):
+  if any((1, 0, 0) != tuple(getattr(o, n) for n in names) for o in among):
     penalties = {f'{n}_B': column(n, jnp.float32) for n in names}
   bias_BV = None
-  if any(o.logit_bias or o.banned_ids or o.allowed_ids for o in options):
+  if any(o.logit_bias or o.banned_ids or o.allowed_ids for o in among):
     bias_BV = jnp.asarray(
       np.stack([_dense_bias(o, vocab_size) for o in options])
     )

@@ -78,7 +78,7 @@ class DocsTest(parameterized.TestCase):
       text=True,
     )
     self.assertEqual(help_run.returncode, 0, help_run.stderr)
-    plain = re.findall(r'^ +(--\w+)$', help_run.stdout, re.M)
+    plain = re.findall(r'^ +(--\w+)=.*$', help_run.stdout, re.M)
     booleans = re.findall(r'^ +--\[no\](\w+)$', help_run.stdout, re.M)
     negated = [f'--no{name}' for name in booleans]
     return plain + negated + [f'--{name}' for name in booleans]

@@ -19,12 +19,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROOMS = (
   ('shapes',),
   ('sharding',),
-  ('tokenizers', 'sampling'),
+  ('noise', 'tokenizers'),
+  ('sampling', 'gguf_tokenizer', 'tokenizer_files', 'detokenize', 'chat'),
   ('models',),
   ('proposers',),
   ('verify',),
   ('metrics',),
   ('decode',),
+  ('generation',),
   ('training',),
   ('testing',),
 )

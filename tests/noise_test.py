@@ -27,7 +27,7 @@ class NoiseTest(parameterized.TestCase):
     -1, 2**32, 0.5, True, '3', None, float('nan'), float('inf')
   )
   def test_bad_seeds(self, seed):
-    message = f'^seed must be a whole number in 0..4294967295, got {seed}.$'
+    message = f'^seed must be a whole number in 0..4294967295, got {seed!r}.$'
     with self.assertRaisesRegex(ValueError, message):
       noise.check_seed(seed)
 

@@ -285,7 +285,7 @@ class OptionsTest(parameterized.TestCase):
     ('temperature', -0.5, 'a finite number >= 0, got -0.5'),
     ('temperature', float('nan'), 'a finite number >= 0, got nan'),
     ('temperature', float('inf'), 'a finite number >= 0, got inf'),
-    ('temperature', '1', 'a finite number >= 0, got 1'),
+    ('temperature', '1', "a finite number >= 0, got '1'"),
     ('temperature', True, 'a finite number >= 0, got True'),
     ('top_k', -1, 'a whole number in 0..2147483647, got -1'),
     ('top_k', 2.5, 'a whole number in 0..2147483647, got 2.5'),

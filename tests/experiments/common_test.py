@@ -75,9 +75,15 @@ class RunMainTest(parameterized.TestCase):
     (('--temprature=1',), 'unknown flag --temprature; did you mean --temp'),
     (('--xyz',), 'unknown flag --xyz; --help lists all.'),
     (('stray', '--stream'), "unexpected argument 'stray'; flags are written"),
-    (('--temperature=warm',), 'flag --temperature=warm: could not convert'),
-    (('--temperature=-1',), 'flag --temperature=-1: -1.0 is not a'),
-    (('--stream=maybe',), 'flag --stream=maybe: '),
+    (
+      ('--temperature=warm',),
+      "--temperature must be a non-negative number, got 'warm'.",
+    ),
+    (
+      ('--temperature=-1',),
+      "--temperature must be a non-negative number, got '-1'.",
+    ),
+    (('--stream=maybe',), "--stream must be true or false, got 'maybe'."),
     (('--target',), 'Missing value for flag --target.'),
     (('--target=\udcff',), 'argument 1 is not valid UTF-8.'),
   )
@@ -139,16 +145,16 @@ class RunMainTest(parameterized.TestCase):
         What all scripts share on the host: flags, errors, files, progress.
 
         Model:
-          --target
+          --target=...
               Model that decides. (default demo:target)
           --[no]stream
-              Print as it comes. (default false)
+              Print as it comes.
 
         Sampling:
-          --temperature
+          --temperature=X
               Softness. (default 0.0)
-          --stop
-              Stop text; repeat this option to specify a list of values
+          --stop=...
+              Stop text.
         """),
     )
 

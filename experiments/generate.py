@@ -1,0 +1,343 @@
+r"""Generates text: a draft proposes, the target verifies.
+
+  python experiments/generate.py --target=demo:target --draft=demo:draft \
+    --prompt='def ' --trace
+
+The text goes to stdout, progress and a summary to stderr, everything with its
+configuration to --json_out. A model is demo:target, demo:draft, a .gguf file, a
+folder with config.json and safetensors, an orbax folder, or hf:ORG/NAME.
+"""
+
+import contextlib
+import dataclasses
+import sys
+import time
+from typing import Any, TextIO
+
+import jax
+from absl import flags
+
+from experiments import common, prompts, trace
+from experiments.run_config import FLAG_GROUPS, RunConfig, config_from_flags
+from specjax import chat, generation, metrics
+from specjax.decode import Decoder
+from specjax.detokenize import StreamDecoder
+from specjax.generation import Request, Result
+from specjax.models import load
+from specjax.proposers.base import Nothing, Proposer
+from specjax.proposers.draft_model import DraftModel
+from specjax.tokenizers import check_same_vocabulary
+from specjax.verify import chain
+
+
+def make_proposer(
+  config: RunConfig, target: load.Loaded
+) -> tuple[Proposer, Any]:
+  """The proposer and its parameters."""
+  if config.proposer == 'none':
+    return Nothing(), ()
+  if config.proposer == 'ngram':
+    return config.make_ngram(), ()
+  with common.Progress(f'loading draft {config.draft}'):
+    draft = load.load(config.draft, config.draft_dtype or config.dtype)
+  check_same_vocabulary(target.tokenizer, draft.tokenizer)
+  sizes = target.model.vocab_size, draft.model.vocab_size
+  if sizes[0] != sizes[1]:
+    raise ValueError(
+      'target and draft must have the same number of ids in their embeddings, '
+      f'got {sizes[0]} and {sizes[1]}.'
+    )
+  return DraftModel(
+    model=draft.model, num_draft_tokens=config.num_draft_tokens
+  ), draft.params
+
+
+def choose_rule(name: str, rows: list[prompts.Conversation]) -> chain.Rule:
+  """The rule by name; 'auto' looks at the rows' temperatures."""
+  warm = [row.options.temperature for row in rows if row.options.temperature]
+  if name == 'auto':
+    name = 'rejection' if warm else 'greedy'
+  if name == 'greedy' and warm:
+    raise ValueError(
+      f'--verify=greedy needs temperature 0 in every row, got {warm[0]}.'
+    )
+  return chain.RULES[name]
+
+
+def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
+  """Runs a configuration and returns what --json_out holds.
+
+  Args:
+    config: the run.
+    out: where text, stream or trace goes; None is stdout.
+  """
+  out = sys.stdout if out is None else out
+  rows = prompts.read(
+    prompt=config.prompt,
+    prompt_file=config.prompt_file,
+    prompts_jsonl=config.prompts_jsonl,
+    limit=config.limit,
+    defaults=prompts.Conversation(
+      turns=(),
+      options=config.options,
+      seed=config.seed,
+      stop=config.stop,
+      max_new_tokens=config.max_new_tokens,
+    ),
+  )
+  rule = choose_rule(config.verify, rows)
+  clock = time.perf_counter()
+  with common.Progress(f'loading target {config.target}'):
+    target = load.load(config.target, config.dtype)
+  proposer, proposer_params = make_proposer(config, target)
+  seconds_load = time.perf_counter() - clock
+
+  size = target.model.vocab_size
+  if config.stop_ids and max(config.stop_ids) >= size:
+    raise ValueError(
+      f'--stop_ids must be in 0..{size - 1}, got {max(config.stop_ids)}.'
+    )
+  talks = [_Talk(config, target, row) for row in rows]
+  decoder = Decoder(
+    target=target.model,
+    proposer=proposer,
+    verify=rule,
+    max_length=_max_length(
+      config, target, max(talk.most_tokens() for talk in talks)
+    ),
+    width=config.num_draft_tokens + 1 if config.exact else None,
+  )
+  params = {'target': target.params, 'proposer': proposer_params}
+  results: list[Result] = []
+  for turn in range(max(len(talk.turns) for talk in talks)):
+    speaking = [talk for talk in talks if turn < len(talk.turns)]
+    requests = [talk.ask(turn) for talk in speaking]
+    # An answer may take more ids to read than it took to write.
+    most = max(len(r.prompt_tokens) + r.max_new_tokens for r in requests)
+    decoder = dataclasses.replace(
+      decoder,
+      max_length=max(decoder.max_length, _max_length(config, target, most)),
+    )
+    shown = _Shown(config, target, requests, out)
+    stages = _Stages(config, len(requests))
+    answers = generation.generate(
+      decoder,
+      params,
+      requests,
+      target.tokenizer,
+      batch_size=config.batch_size,
+      on_commit=shown.on_commit if config.stream else None,
+      on_step=shown.on_step if config.trace else None,
+      on_batch=stages.decoding,
+    )
+    with stages:
+      for talk, result in zip(speaking, answers):
+        talk.hear(result)
+        stages.pause()
+        shown.result(result)
+        results.append(result)
+  return _report(config, decoder, results, seconds_load)
+
+
+class _Stages:
+  """The progress line of a turn: compiling, then decoding batch by batch.
+
+  While text or a trace appears on stdout the line is silent.
+  """
+
+  def __init__(self, config: RunConfig, num_requests: int):
+    self._is_silent = config.stream or config.trace
+    self._num_batches = -(-num_requests // config.batch_size)
+    self._line = contextlib.ExitStack()
+
+  def __enter__(self) -> '_Stages':
+    self._line.enter_context(common.Progress('compiling'))
+    return self
+
+  def __exit__(self, *exc_info):
+    self._line.close()
+
+  def decoding(self, batch: int):
+    self._line.close()
+    if not self._is_silent:
+      what = f'decoding batch {batch + 1} of {self._num_batches}'
+      self._line.enter_context(common.Progress(what))
+
+  def pause(self):
+    self._line.close()
+
+
+class _Talk:
+  """One row of input on its way through its turns."""
+
+  def __init__(
+    self, config: RunConfig, target: load.Loaded, row: prompts.Conversation
+  ):
+    self._config, self._target, self._row = config, target, row
+    self._messages: list[dict[str, str]] = []
+    self._text = ''
+    if config.system is not None:
+      self._messages.append({'role': 'system', 'content': config.system})
+
+  @property
+  def turns(self) -> tuple[str, ...]:
+    return self._row.turns
+
+  def ask(self, turn: int) -> Request:
+    """The request of a turn, after the answers to those before it."""
+    text = self.turns[turn]
+    tokenizer = self._target.tokenizer
+    self._messages.append({'role': 'user', 'content': text})
+    self._text += text
+    if self._config.chat:
+      spell = lambda i: '' if i is None else tokenizer.id_to_token(i)
+      prompt = chat.render_chat(
+        tokenizer.chat_template,
+        self._messages,
+        bos_token=spell(tokenizer.bos_id),
+        eos_token=spell(tokenizer.eos_id),
+      )
+      ids = tokenizer.encode(prompt, add_special=False)
+    else:
+      prompt = self._text
+      ids = tokenizer.encode(prompt, add_special=True)
+    stop_ids = () if self._config.ignore_eos else self._target.stop_ids
+    return Request(
+      prompt=prompt,
+      prompt_tokens=tuple(ids),
+      options=self._row.options,
+      seed=self._row.seed,
+      max_new_tokens=self._row.max_new_tokens,
+      stop=self._row.stop,
+      stop_ids=tuple(sorted({*stop_ids, *self._config.stop_ids})),
+    )
+
+  def hear(self, result: Result):
+    self._messages.append({'role': 'assistant', 'content': result.text})
+    self._text += result.text
+
+  def most_tokens(self) -> int:
+    """Room for all turns, whatever the answers are."""
+    rehearsal = _Talk(self._config, self._target, self._row)
+    for turn in range(len(self.turns)):
+      request = rehearsal.ask(turn)
+      rehearsal._messages.append({'role': 'assistant', 'content': ''})
+    room = len(self.turns) * self._row.max_new_tokens
+    return len(request.prompt_tokens) + room
+
+
+def _max_length(config: RunConfig, target: load.Loaded, most: int) -> int:
+  """The buffer's length for rows of at most so many tokens."""
+  if config.max_length is not None:
+    return config.max_length
+  # Round lengths, so that nearby runs share a compilation.
+  return min(-(-most // 64) * 64, target.model.context_length)
+
+
+class _Shown:
+  """What a person sees on stdout while the requests are served."""
+
+  def __init__(self, config, target, requests, out):
+    self._config, self._requests, self._out = config, requests, out
+    self._num_shown = 0
+    self._stream = StreamDecoder(target.tokenizer, requests[0].stop)
+    self._tokenizer = target.tokenizer
+    self.on_step = trace.Trace(
+      target.tokenizer, out, out.isatty(), config.batch_size
+    )
+    if config.trace:
+      out.write(f'each line is a step: {self.on_step.legend()}\n')
+
+  def on_commit(self, row: int, ids, is_done: bool):
+    del row, is_done  # --stream has one row, and `result` ends it.
+    stops = {*self._requests[self._num_shown].stop_ids}
+    self._out.write(self._stream.push([i for i in ids if i not in stops]))
+    self._out.flush()
+
+  def result(self, result: Result):
+    if self._config.stream:
+      self._out.write(self._stream.finish() + '\n')
+      self._num_shown += 1
+      if self._num_shown < len(self._requests):
+        stop = self._requests[self._num_shown].stop
+        self._stream = StreamDecoder(self._tokenizer, stop)
+    else:
+      self._out.write(result.text + '\n')
+    self._out.flush()
+
+
+def _report(
+  config: RunConfig,
+  decoder: Decoder,
+  results: list[Result],
+  seconds_load: float,
+) -> dict[str, Any]:
+  """The contents of --json_out."""
+  timings = list({id(r.timing): r.timing for r in results}.values())
+  requests = [
+    {
+      'prompt': result.request.prompt,
+      'prompt_tokens': list(result.request.prompt_tokens),
+      'text': result.text,
+      'tokens': list(result.tokens),
+      'finish_reason': result.finish_reason,
+      'seed': result.request.seed,
+      'logprobs': list(result.logprobs) if config.logprobs else None,
+      'metrics': {
+        **metrics.summarise(result.tally),
+        'seconds_load': seconds_load,
+        'seconds_compile': result.timing.compile,
+        'seconds_prefill': result.timing.prefill,
+        'seconds_decode': result.timing.decode,
+      },
+    }
+    for result in results
+  ]
+  total = results[0].tally
+  for result in results[1:]:
+    total += result.tally
+  seconds_decode = sum(timing.decode for timing in timings)
+  aggregate = {
+    **metrics.summarise(total),
+    'seconds_load': seconds_load,
+    'seconds_compile': sum(timing.compile for timing in timings),
+    'seconds_prefill': sum(timing.prefill for timing in timings),
+    'seconds_decode': seconds_decode,
+    'tokens_per_second': total.num_emitted / seconds_decode,
+  }
+  return {
+    'config': {
+      **dataclasses.asdict(config),
+      'verify': decoder.verify.name,
+      'max_length': decoder.max_length,
+    },
+    'environment': common.environment(),
+    'requests': requests,
+    'aggregate': aggregate,
+  }
+
+
+def summary(report: dict[str, Any]) -> str:
+  """One line about a run, for stderr."""
+  figures = report['aggregate']
+  return (
+    f'{figures["num_emitted"]} tokens in {figures["num_steps"]} steps '
+    f'(block efficiency {figures["block_efficiency"] or 0:.2f}), '
+    f'{figures["tokens_per_second"]:.1f} tokens/s on '
+    f'{jax.devices()[0].platform}; load {figures["seconds_load"]:.1f} s, '
+    f'compile {figures["seconds_compile"]:.1f} s, '
+    f'prefill {figures["seconds_prefill"]:.1f} s, '
+    f'decode {figures["seconds_decode"]:.1f} s'
+  )
+
+
+def main(values: flags.FlagValues):
+  config = config_from_flags(values)
+  report = generate(config)
+  print(summary(report), file=sys.stderr)
+  if config.json_out is not None:
+    common.write_json(config.json_out, report)
+
+
+if __name__ == '__main__':
+  sys.exit(common.run_main(main, FLAG_GROUPS))

@@ -1,0 +1,292 @@
+"""The flags of a run, and the checked configuration they become."""
+
+import dataclasses
+
+from absl import flags
+
+from experiments import common
+from specjax import generation, noise
+from specjax.proposers.base import check_num_draft_tokens
+from specjax.proposers.ngram import NGram
+from specjax.sampling import SamplingOptions
+from specjax.verify import chain
+
+DTYPES = ('float32', 'bfloat16')
+PROPOSERS = ('none', 'draft', 'ngram')
+
+
+def define_model_flags(values: flags.FlagValues):
+  string, enum = _definers(values)
+  string('target', None, 'The model whose text is produced.')
+  string(
+    'draft', None, 'A smaller model that guesses; it has the same vocabulary.'
+  )
+  enum('dtype', 'bfloat16', DTYPES, 'Of weights, activations and cache.')
+  enum('draft_dtype', None, DTYPES, 'Of the draft, if not as --dtype.')
+
+
+def define_speculation_flags(values: flags.FlagValues):
+  _, enum = _definers(values)
+  enum(
+    'proposer',
+    None,
+    PROPOSERS,
+    'Who guesses: the draft model, the text so far (ngram), or nobody, which '
+    'is plain decoding. If not given: draft with --draft, else none.',
+  )
+  flags.DEFINE_integer(
+    'num_draft_tokens', 4, 'Drafts per step, 1..64.', flag_values=values
+  )
+  enum(
+    'verify',
+    'auto',
+    ('auto', *chain.RULES),
+    'How drafts are decided on; none changes the law of the text. greedy: for '
+    'temperature 0; rejection, block: accept as much as the laws allow; '
+    'coupled: the very tokens of plain decoding with the same seed. auto: '
+    'greedy if every temperature is 0, else rejection.',
+  )
+  flags.DEFINE_boolean(
+    'exact',
+    True,
+    'Plain decoding runs at the width of a verification, so that its greedy '
+    'and coupled text is bit-equal to any speculative run with the same '
+    '--num_draft_tokens and --batch_size, in any dtype.',
+    flag_values=values,
+  )
+  flags.DEFINE_integer(
+    'ngram_min',
+    1,
+    'Shortest ending of the text to look up.',
+    flag_values=values,
+  )
+  flags.DEFINE_integer(
+    'ngram_max', 3, 'Longest ending of the text to look up.', flag_values=values
+  )
+
+
+def define_prompt_flags(values: flags.FlagValues):
+  string, _ = _definers(values)
+  string(
+    'prompt',
+    None,
+    'A text to continue. It may be empty where the tokenizer begins every text '
+    'with a token of its own.',
+  )
+  string('prompt_file', None, 'A UTF-8 file; all of it is the prompt.')
+  string(
+    'prompts_jsonl',
+    None,
+    'A file with a JSON object per line: prompt, question or turns, and '
+    'settings of its own (temperature, top_k, top_p, min_p, '
+    'repetition_penalty, presence_penalty, frequency_penalty, seed, stop, '
+    'max_new_tokens).',
+  )
+  flags.DEFINE_integer(
+    'limit', None, 'Use the first N rows of the file.', flag_values=values
+  )
+  flags.DEFINE_integer(
+    'batch_size', 1, 'Rows decoded together.', flag_values=values
+  )
+  flags.DEFINE_boolean(
+    'chat',
+    False,
+    "Put prompts into the target's chat template; otherwise they are fed as "
+    'they are.',
+    flag_values=values,
+  )
+  string('system', None, 'System message for --chat.')
+
+
+def define_sampling_flags(values: flags.FlagValues):
+  string, _ = _definers(values)
+  number = lambda name, default, text: flags.DEFINE_float(
+    name, default, text, flag_values=values
+  )
+  whole = lambda name, default, text: flags.DEFINE_integer(
+    name, default, text, flag_values=values
+  )
+  whole('max_new_tokens', 128, 'Tokens to generate at most, per turn.')
+  whole(
+    'max_length',
+    None,
+    'Tokens per row at most, prompt included. If not given: what the rows '
+    "need, up to the target's context.",
+  )
+  number('temperature', 0.0, '0 is greedy.')
+  whole('top_k', 0, 'Keep the k most likely ids; 0 keeps all.')
+  number('top_p', 1.0, 'Keep the fewest ids with this probability; 1: all.')
+  number(
+    'min_p',
+    0.0,
+    'Keep ids at least this fraction as likely as the likeliest; 0 keeps all.',
+  )
+  number(
+    'repetition_penalty',
+    1.0,
+    'Divides positive and multiplies negative logits of ids in prompt or '
+    'output; 1 is off.',
+  )
+  number(
+    'presence_penalty',
+    0.0,
+    'Subtracted once from logits of ids in the output; 0 is off.',
+  )
+  number(
+    'frequency_penalty',
+    0.0,
+    'Subtracted per occurrence in the output; 0 is off.',
+  )
+  string('logit_bias', '', 'Added to logits, as ID:X,ID:X.')
+  string('banned_ids', '', 'Ids never emitted, as 1,2,3.')
+  string('allowed_ids', None, 'The only ids emitted, as 1,2,3.')
+  whole(
+    'seed', 0, 'Of the first row; row i has the seed plus i. 0..4294967295.'
+  )
+  flags.DEFINE_multi_string(
+    'stop',
+    [],
+    'A text before which the output ends; may be given more than once.',
+    flag_values=values,
+  )
+  string(
+    'stop_ids', '', "Ids that end the output beside the model's own, as 1,2,3."
+  )
+  flags.DEFINE_boolean(
+    'ignore_eos',
+    False,
+    "Do not end at the model's own stop ids.",
+    flag_values=values,
+  )
+
+
+def define_output_flags(values: flags.FlagValues):
+  string, _ = _definers(values)
+  switch = lambda name, text: flags.DEFINE_boolean(
+    name, False, text, flag_values=values
+  )
+  switch('logprobs', 'Record the log-probability of every token, in nats.')
+  switch('stream', 'Print text as it is committed (batch size 1).')
+  switch(
+    'trace',
+    'Print a line per step: accepted, rejected, correction or bonus; in colour '
+    'on a terminal.',
+  )
+  string('json_out', None, 'Write configuration and results to this file.')
+
+
+FLAG_GROUPS = (
+  ('Models', define_model_flags),
+  ('Speculation', define_speculation_flags),
+  ('Prompts', define_prompt_flags),
+  ('Sampling and limits', define_sampling_flags),
+  ('Output', define_output_flags),
+)
+
+
+def _definers(values: flags.FlagValues):
+  def string(name, default, text):
+    flags.DEFINE_string(name, default, text, flag_values=values)
+
+  def enum(name, default, choices, text):
+    flags.DEFINE_enum(name, default, list(choices), text, flag_values=values)
+
+  return string, enum
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+  """One run, checked; a notebook may build it without flags.
+
+  Attributes are the flags of the same names; `options`, `stop_ids` and
+  `proposer` are already parsed.
+  """
+
+  target: str
+  draft: str | None = None
+  dtype: str = 'bfloat16'
+  draft_dtype: str | None = None
+  proposer: str = 'none'
+  num_draft_tokens: int = 4
+  verify: str = 'auto'
+  exact: bool = True
+  ngram_min: int = 1
+  ngram_max: int = 3
+  prompt: str | None = None
+  prompt_file: str | None = None
+  prompts_jsonl: str | None = None
+  limit: int | None = None
+  batch_size: int = 1
+  chat: bool = False
+  system: str | None = None
+  max_new_tokens: int = 128
+  max_length: int | None = None
+  options: SamplingOptions = SamplingOptions()
+  seed: int = 0
+  stop: tuple[str, ...] = ()
+  stop_ids: tuple[int, ...] = ()
+  ignore_eos: bool = False
+  logprobs: bool = False
+  stream: bool = False
+  trace: bool = False
+  json_out: str | None = None
+
+  def __post_init__(self):
+    if not self.target:
+      raise ValueError('--target must name a model; --help says how.')
+    if self.proposer == 'draft' and not self.draft:
+      raise ValueError('--proposer=draft needs --draft.')
+    if self.proposer != 'draft' and self.draft:
+      raise ValueError(
+        f'--draft is not used with --proposer={self.proposer}; drop one.'
+      )
+    if self.draft_dtype and not self.draft:
+      raise ValueError('--draft_dtype needs --draft.')
+    check_num_draft_tokens(self.num_draft_tokens)
+    if self.proposer == 'ngram':
+      self.make_ngram()
+    noise.check_seed(self.seed)
+    if self.batch_size < 1:
+      raise ValueError(f'batch_size must be >= 1, got {self.batch_size}.')
+    generation.check_max_new_tokens(self.max_new_tokens)
+    if '' in self.stop:
+      raise ValueError("stop must not hold an empty text, got ''.")
+    if self.max_length is not None and self.max_length < 1:
+      raise ValueError(f'max_length must be >= 1, got {self.max_length}.')
+    if self.stream and (self.trace or self.batch_size > 1):
+      raise ValueError(
+        '--stream needs --batch_size=1 and no --trace, got '
+        f'--batch_size={self.batch_size}{" --trace" * self.trace}.'
+      )
+    if self.system is not None and not self.chat:
+      raise ValueError('--system needs --chat.')
+    if self.json_out is not None:
+      common.check_writable(self.json_out)
+
+  def make_ngram(self) -> NGram:
+    return NGram(
+      num_draft_tokens=self.num_draft_tokens,
+      min_ngram=self.ngram_min,
+      max_ngram=self.ngram_max,
+    )
+
+
+def config_from_flags(values: flags.FlagValues) -> RunConfig:
+  """The run that the flags ask for."""
+  given = {name: values[name].value for name in values}
+  names = {field.name for field in dataclasses.fields(RunConfig)}
+  taken = {name: value for name, value in given.items() if name in names}
+  option_names = {field.name for field in dataclasses.fields(SamplingOptions)}
+  options = {n: value for n, value in given.items() if n in option_names}
+  options['logit_bias'] = common.parse_logit_bias(values.logit_bias)
+  options['banned_ids'] = common.parse_ids(values.banned_ids, '--banned_ids')
+  if values.allowed_ids is not None:
+    options['allowed_ids'] = common.parse_ids(
+      values.allowed_ids, '--allowed_ids'
+    )
+  taken['options'] = SamplingOptions(**options)
+  taken['stop'] = tuple(values.stop)
+  taken['stop_ids'] = common.parse_ids(values.stop_ids, '--stop_ids')
+  if values.proposer is None:
+    taken['proposer'] = 'draft' if values.draft else 'none'
+  return RunConfig(**taken)

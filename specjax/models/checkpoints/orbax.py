@@ -1,0 +1,213 @@
+"""Saves and restores a model's own parameters, with orbax.
+
+A checkpoint is a folder:
+
+  specjax.json   config in config.json form, vocab_size, stop ids, version
+  params/        orbax's files; the tree of `Transformer.param_specs`
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from specjax import sharding
+from specjax.models import config as model_config
+from specjax.models import transformer
+from specjax.shapes import Params
+
+SETTINGS_FILE = 'specjax.json'
+_FORMAT = 'specjax checkpoint'
+_VERSION = 1
+_PARAMS = 'params'
+_MAX_JSON_BYTES = 1 << 26
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+  """What a folder held.
+
+  Attributes:
+    model: in the dtype asked for.
+    params: its parameters.
+    config: in the form of a config.json.
+    stop_ids: the ids that end a text.
+  """
+
+  model: transformer.Transformer
+  params: Params
+  config: dict[str, Any]
+  stop_ids: tuple[int, ...]
+
+
+def save(
+  path: str | os.PathLike,
+  config: Mapping[str, Any],
+  params: Params,
+  *,
+  vocab_size: int | None = None,
+  stop_ids: tuple[int, ...] = (),
+):
+  """Writes a checkpoint folder, whole or not at all.
+
+  Everything goes to a temporary folder beside the target, which is renamed
+  when complete.
+
+  Args:
+    path: must not exist, or be an empty folder.
+    config: in config.json form; `params` must be what it describes.
+    params: a tree like `Transformer.param_specs()`.
+    vocab_size: true ids where the embedding has more rows.
+    stop_ids: the ids that end a text.
+
+  Raises:
+    ValueError: if `path` holds something, or `params` does not fit `config`.
+  """
+  path = pathlib.Path(path).absolute()
+  check_free(path)
+  model = model_config.config_from_hf(config, vocab_size)
+  specs = sharding.abstract_params(model.param_specs())
+  _check_fit(specs, params, 'params')
+  settings = {
+    'format': _FORMAT,
+    'version': _VERSION,
+    'config': dict(config),
+    'vocab_size': model.vocab_size,
+    'stop_ids': list(stop_ids),
+  }
+  path.parent.mkdir(parents=True, exist_ok=True)
+  unfinished = path.with_name(f'.{path.name}.{os.getpid()}.unfinished')
+  unfinished.mkdir()
+  try:
+    with ocp.StandardCheckpointer() as checkpointer:
+      checkpointer.save(unfinished / _PARAMS, params)
+    text = json.dumps(settings, indent=1, sort_keys=True)
+    (unfinished / SETTINGS_FILE).write_text(text + '\n', encoding='utf-8')
+    os.replace(unfinished, path)
+  except BaseException:
+    shutil.rmtree(unfinished, ignore_errors=True)
+    raise
+
+
+def check_free(path: pathlib.Path):
+  """Raises ValueError unless `path` is absent or an empty folder."""
+  if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    raise ValueError(f'{path} must be absent or empty, it is not.')
+
+
+def restore(path: str | os.PathLike, dtype: str = 'bfloat16') -> Restored:
+  """Reads a folder that `save` wrote; weights are cast to `dtype`.
+
+  Raises:
+    ValueError: if the folder is missing, incomplete, not one of ours, of
+      another version, or holds a NaN or an infinity.
+  """
+  path = pathlib.Path(path).absolute()
+  settings = _read_settings(path)
+  model = model_config.config_from_hf(
+    settings['config'], settings['vocab_size'], dtype
+  )
+  # Placed here whatever the placement was when they were saved.
+  here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  target = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
+    sharding.abstract_params(model.param_specs()),
+  )
+  folder = path / _PARAMS
+  with ocp.StandardCheckpointer() as checkpointer:
+    try:
+      metadata = checkpointer.metadata(folder).item_metadata
+    except (OSError, KeyError) as error:
+      raise _unreadable(folder, error) from None
+    if metadata is None:
+      raise ValueError(f'{folder} must hold whole orbax files.')
+    # Shapes are compared before memory is taken.
+    _check_fit(target, metadata, f'{folder}')
+    try:
+      params = checkpointer.restore(folder, target)
+    except Exception as error:  # It raises nothing more precise.
+      raise _unreadable(folder, error.__cause__ or error) from None
+  for leaf_path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    if not jnp.all(jnp.isfinite(leaf)):
+      raise ValueError(
+        f'{_path_name(leaf_path)} must be finite, it has a NaN or an infinity.'
+      )
+  return Restored(
+    model, params, settings['config'], tuple(settings['stop_ids'])
+  )
+
+
+def _unreadable(folder: pathlib.Path, error: BaseException) -> ValueError:
+  # Its messages run over several lines.
+  reason = ' '.join(str(error).split())[:300]
+  return ValueError(f'{folder} cannot be read: {reason}')
+
+
+def _read_settings(path: pathlib.Path) -> dict[str, Any]:
+  file = path / SETTINGS_FILE
+  if not file.is_file():
+    raise ValueError(
+      f'{path} must be a folder with {SETTINGS_FILE}, written by save.'
+    )
+  if file.stat().st_size > _MAX_JSON_BYTES:
+    raise ValueError(f'{file} must have at most {_MAX_JSON_BYTES} bytes.')
+  try:
+    settings = json.loads(file.read_text(encoding='utf-8'))
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f'{file} must be JSON: {error}.') from None
+  if not isinstance(settings, dict) or settings.get('format') != _FORMAT:
+    raise ValueError(f'{file} must say format {_FORMAT!r}.')
+  if settings.get('version') != _VERSION:
+    raise ValueError(
+      f'{file} must have version {_VERSION}, got {settings.get("version")!r}.'
+    )
+  missing = sorted({'config', 'vocab_size', 'stop_ids'} - set(settings))
+  if missing:
+    raise ValueError(f'{file} lacks {", ".join(missing)}.')
+  for name, is_right in (
+    ('config', isinstance(settings['config'], dict)),
+    ('vocab_size', type(settings['vocab_size']) is int),
+    ('stop_ids', _is_list_of_ids(settings['stop_ids'])),
+  ):
+    if not is_right:
+      raise ValueError(
+        f'{name} must be what save wrote, got {settings[name]!r} in {file}.'
+      )
+  return settings
+
+
+def _is_list_of_ids(value: Any) -> bool:
+  return isinstance(value, list) and all(type(i) is int for i in value)
+
+
+def _path_name(path: Any) -> str:
+  return jax.tree_util.keystr(path, simple=True, separator='.')
+
+
+def _leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+  """Path to shape; a list and a tuple, and an index and a key, are alike."""
+  leaves = jax.tree_util.tree_leaves_with_path(
+    tree, is_leaf=lambda leaf: hasattr(leaf, 'shape')
+  )
+  return {_path_name(path): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def _check_fit(target: Any, got: Any, name: str):
+  want_shapes, got_shapes = _leaf_shapes(target), _leaf_shapes(got)
+  differing = sorted(
+    f'{leaf} (expected {want_shapes.get(leaf)}, got {got_shapes.get(leaf)})'
+    for leaf in set(want_shapes) | set(got_shapes)
+    if want_shapes.get(leaf) != got_shapes.get(leaf)
+  )
+  if differing:
+    raise ValueError(
+      f'{name} must be the parameters of its config, they differ in '
+      f'{", ".join(differing[:20])}.'
+    )

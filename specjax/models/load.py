@@ -1,0 +1,168 @@
+"""From a model's name to a model, its parameters and its tokenizer."""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+
+from specjax import gguf_tokenizer, tokenizer_files, tokenizers
+from specjax.models.base import LanguageModel
+from specjax.models.checkpoints import base as checkpoints
+from specjax.models.checkpoints import gguf, orbax, safetensors
+from specjax.models.config import config_from_hf
+from specjax.models.counting import CountingModel, own_source
+from specjax.shapes import Params
+
+_DEMO_ORDERS = {'demo:target': (1, 2, 3, 5, 8), 'demo:draft': (1, 2, 3, 4)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+  """A model ready to run.
+
+  Attributes:
+    name: as it was asked for.
+    model: static.
+    params: its parameters.
+    tokenizer: its tokenizer.
+    stop_ids: ids at which the model says it is done.
+    config: in the form of a config.json; None for a model built in code.
+  """
+
+  name: str
+  model: LanguageModel
+  params: Params
+  tokenizer: tokenizers.Tokenizer
+  stop_ids: tuple[int, ...]
+  config: dict[str, Any] | None = None
+
+
+def load(name: str, dtype: str) -> Loaded:
+  """Loads a model by name.
+
+  Args:
+    name: 'demo:target' or 'demo:draft' (built in code, no download), a .gguf
+      file, a folder with config.json and safetensors, an orbax folder, or
+      'hf:ORG/NAME' through huggingface_hub, its cache and its offline mode.
+    dtype: 'float32' or 'bfloat16', of weights, activations and cache. The
+      demo models are tables of float32 whatever it says.
+
+  Raises:
+    ValueError: one sentence on what is wrong with the name or the files.
+  """
+  if name.startswith('demo:'):
+    return _load_demo(name)
+  if name.startswith('hf:'):
+    return _load_folder(name, _download(name), dtype)
+  path = pathlib.Path(name)
+  if not path.exists():
+    raise ValueError(
+      f'no such model {name!r}: allowed are demo:target, demo:draft, a .gguf '
+      'file, a folder, or hf:ORG/NAME.'
+    )
+  if path.is_dir():
+    return _load_folder(name, path, dtype)
+  return _load_gguf(name, path, dtype)
+
+
+def _load_demo(name: str) -> Loaded:
+  if name not in _DEMO_ORDERS:
+    raise ValueError(
+      f'no such demo model {name!r}: allowed are {", ".join(_DEMO_ORDERS)}.'
+    )
+  tokenizer = tokenizers.ByteTokenizer()
+  model = CountingModel(
+    vocab_size=tokenizer.vocab_size, orders=_DEMO_ORDERS[name]
+  )
+  params = model.count(np.frombuffer(own_source(), np.uint8))
+  return Loaded(name, model, params, tokenizer, tokenizer.stop_ids)
+
+
+def _download(name: str) -> pathlib.Path:
+  import huggingface_hub
+  from huggingface_hub import errors
+
+  repository = name.removeprefix('hf:')
+  try:
+    folder = huggingface_hub.snapshot_download(
+      repository,
+      allow_patterns=['*.safetensors', '*.json', '*.jinja'],
+      ignore_patterns=['*/*'],
+    )
+  except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+    reason = str(error).strip().splitlines()[0]
+    raise ValueError(f'cannot download {name!r}: {reason}') from None
+  return pathlib.Path(folder)
+
+
+def _load_gguf(name: str, path: pathlib.Path, dtype: str) -> Loaded:
+  checkpoint = gguf.read_gguf(path)
+  tokenizer = gguf_tokenizer.from_gguf(gguf.read_metadata(path))
+  return _build(name, checkpoint, tokenizer, dtype)
+
+
+def _load_folder(name: str, path: pathlib.Path, dtype: str) -> Loaded:
+  tokenizer = tokenizers.from_tokenizer_json(path)
+  if (path / orbax.SETTINGS_FILE).exists():
+    restored = orbax.restore(path, dtype)
+    return Loaded(
+      name,
+      restored.model,
+      restored.params,
+      tokenizer,
+      restored.stop_ids,
+      restored.config,
+    )
+  return _build(name, safetensors.read_folder(path), tokenizer, dtype)
+
+
+def _build(
+  name: str,
+  checkpoint: checkpoints.Checkpoint,
+  tokenizer: tokenizers.Tokenizer,
+  dtype: str,
+) -> Loaded:
+  num_rows = checkpoint.config['vocab_size']
+  model = config_from_hf(
+    checkpoint.config, min(tokenizer.vocab_size, num_rows), dtype
+  )
+  params = checkpoints.load_params(model, checkpoint)
+  stop_ids = tuple(sorted({*checkpoint.stop_ids, *tokenizer.stop_ids}))
+  return Loaded(name, model, params, tokenizer, stop_ids, checkpoint.config)
+
+
+def save(path: str | os.PathLike, loaded: Loaded):
+  """Writes an orbax folder, tokenizer included, that `load` accepts.
+
+  Everything goes to a temporary folder beside the target, which is renamed
+  when complete.
+
+  Args:
+    path: must not exist, or be an empty folder.
+    loaded: of any kind that comes from files.
+
+  Raises:
+    ValueError: if `path` holds something, or the model or its tokenizer cannot
+      be saved.
+  """
+  path = pathlib.Path(path).absolute()
+  orbax.check_free(path)
+  if loaded.config is None:
+    raise ValueError(f'{loaded.name} is built in code and cannot be saved.')
+  unfinished = path.with_name(f'.{path.name}.{os.getpid()}.unfinished')
+  try:
+    orbax.save(
+      unfinished,
+      loaded.config,
+      loaded.params,
+      vocab_size=loaded.model.vocab_size,
+      stop_ids=loaded.stop_ids,
+    )
+    tokenizer_files.save_tokenizer(unfinished, loaded.tokenizer)
+    os.replace(unfinished, path)
+  except BaseException:
+    shutil.rmtree(unfinished, ignore_errors=True)
+    raise

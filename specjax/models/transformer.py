@@ -1,0 +1,345 @@
+"""One decoder-only transformer for every family; families differ in settings.
+
+  x = embed(token) * embed_scale
+  x = x + post_norm(attention(norm(x)))      windows, rope, qk norms per layer
+  x = x + post_norm(down(act(gate(norm(x))) * up(norm(x))))
+  logits = head(final_norm(x))
+
+The object is static and prints its settings; parameters are a plain tree of
+dicts and tuples that `param_specs` declares.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax import sharding
+from specjax.models import base, layers, rope
+from specjax.shapes import Array, Key, Params, check_shape
+
+DTYPES = ('float32', 'bfloat16')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transformer:
+  """A causal transformer; implements `base.LanguageModel`.
+
+  Attributes:
+    vocab_size: true token ids; logits have this width.
+    padded_vocab_size: rows of the embedding, >= `vocab_size`.
+    context_length: positions the model was made for.
+    embed_dim: D.
+    ffn_dim: F.
+    num_heads: H, a multiple of G.
+    num_kv_heads: G.
+    head_dim: C, even; H * C need not be D.
+    windows: one per layer: how many positions a token sees, its own counted;
+      None sees all.
+    ropes: one per layer.
+    activation: of the gate, a key of `layers.ACTIVATIONS`.
+    norm_eps: of every norm.
+    score_scale: multiplies attention scores.
+    qk_norm: queries and keys are normed per head before they are rotated.
+    post_norms: the outputs of attention and feed-forward are normed too.
+    qkv_bias: biases on queries, keys and values.
+    out_bias: a bias on attention's output product.
+    ffn_bias: biases on the three feed-forward products.
+    embed_scale: multiplies embeddings, rounded to the dtype first; None is 1.
+    tied: the output head is the embedding.
+    logit_softcap: logits become cap * tanh(logits / cap); None leaves them.
+    dtype: of weights, activations and cache, 'float32' or 'bfloat16'; norms
+      are computed, and their scales stored, in float32.
+  """
+
+  vocab_size: int
+  padded_vocab_size: int
+  context_length: int
+  embed_dim: int
+  ffn_dim: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  windows: tuple[int | None, ...]
+  ropes: tuple[rope.Rope, ...]
+  activation: str
+  norm_eps: float
+  score_scale: float
+  qk_norm: bool = False
+  post_norms: bool = False
+  qkv_bias: bool = False
+  out_bias: bool = False
+  ffn_bias: bool = False
+  embed_scale: float | None = None
+  tied: bool = False
+  logit_softcap: float | None = None
+  dtype: str = 'bfloat16'
+
+  def __post_init__(self):
+    for name in (
+      'vocab_size',
+      'context_length',
+      'embed_dim',
+      'ffn_dim',
+      'num_heads',
+      'num_kv_heads',
+      'head_dim',
+    ):
+      if not getattr(self, name) > 0:
+        raise ValueError(f'{name} must be > 0, got {getattr(self, name)}.')
+    if self.vocab_size > self.padded_vocab_size:
+      raise ValueError(
+        f'vocab_size must be at most {self.padded_vocab_size}, the rows of '
+        f'the embedding, got {self.vocab_size}.'
+      )
+    if self.num_heads % self.num_kv_heads:
+      raise ValueError(
+        f'num_heads must be a multiple of num_kv_heads = {self.num_kv_heads}, '
+        f'got {self.num_heads}.'
+      )
+    if self.head_dim % 2:
+      raise ValueError(f'head_dim must be even, got {self.head_dim}.')
+    if not self.windows or len(self.windows) != len(self.ropes):
+      raise ValueError(
+        'windows and ropes must have one entry per layer, got '
+        f'{len(self.windows)} and {len(self.ropes)}.'
+      )
+    for window in self.windows:
+      if window is not None and not window > 0:
+        raise ValueError(f'a window must be > 0 or None, got {window}.')
+    if self.activation not in layers.ACTIVATIONS:
+      raise ValueError(
+        f'activation must be one of {", ".join(layers.ACTIVATIONS)}, '
+        f'got {self.activation!r}.'
+      )
+    if self.dtype not in DTYPES:
+      raise ValueError(
+        f'dtype must be one of {", ".join(DTYPES)}, got {self.dtype!r}.'
+      )
+
+  @property
+  def num_layers(self) -> int:
+    return len(self.windows)
+
+  def param_specs(self) -> Params:
+    """{'embed', 'layers': one dict per layer, 'final_norm', 'head'?}."""
+    d = self.embed_dim
+    vocab_axes = ('vocab', 'embed')
+    specs = {
+      'embed': self._weight(vocab_axes, self.padded_vocab_size, d),
+      'layers': tuple(self._layer_specs() for _ in range(self.num_layers)),
+      'final_norm': self._scale('embed', d),
+    }
+    if not self.tied:
+      specs['head'] = self._weight(vocab_axes, self.padded_vocab_size, d)
+    return specs
+
+  def _weight(self, axes, *shape: int) -> sharding.ParamSpec:
+    return sharding.ParamSpec(shape=shape, dtype=self.dtype, logical_axes=axes)
+
+  def _scale(self, axis: str, size: int) -> sharding.ParamSpec:
+    return sharding.ParamSpec(
+      shape=(size,), dtype='float32', logical_axes=(axis,), init='ones'
+    )
+
+  def _bias(self, axis: str, size: int) -> sharding.ParamSpec:
+    return sharding.ParamSpec(
+      shape=(size,), dtype=self.dtype, logical_axes=(axis,), init='zeros'
+    )
+
+  def _layer_specs(self) -> dict[str, sharding.ParamSpec]:
+    d, f = self.embed_dim, self.ffn_dim
+    q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+    specs = {
+      'attn_norm': self._scale('embed', d),
+      'q': self._weight(('heads', 'embed'), q, d),
+      'k': self._weight(('kv_heads', 'embed'), kv, d),
+      'v': self._weight(('kv_heads', 'embed'), kv, d),
+      'o': self._weight(('embed', 'heads'), d, q),
+      'ffn_norm': self._scale('embed', d),
+      'gate': self._weight(('ffn', 'embed'), f, d),
+      'up': self._weight(('ffn', 'embed'), f, d),
+      'down': self._weight(('embed', 'ffn'), d, f),
+    }
+    if self.qkv_bias:
+      specs['q_bias'] = self._bias('heads', q)
+      specs['k_bias'] = self._bias('kv_heads', kv)
+      specs['v_bias'] = self._bias('kv_heads', kv)
+    if self.out_bias:
+      specs['o_bias'] = self._bias('embed', d)
+    if self.ffn_bias:
+      specs['gate_bias'] = self._bias('ffn', f)
+      specs['up_bias'] = self._bias('ffn', f)
+      specs['down_bias'] = self._bias('embed', d)
+    if self.qk_norm:
+      specs['q_norm'] = self._scale('head_dim', self.head_dim)
+      specs['k_norm'] = self._scale('head_dim', self.head_dim)
+    if self.post_norms:
+      specs['post_attn_norm'] = self._scale('embed', d)
+      specs['post_ffn_norm'] = self._scale('embed', d)
+    return specs
+
+  def init(self, key: Key) -> Params:
+    """Random parameters; `key` is consumed."""
+    return sharding.init_params(self.param_specs(), key)
+
+  def init_cache(
+    self, batch_size: int, num_slots: int, max_rewind: int
+  ) -> base.KVCache:
+    """An empty cache that can go back to any length.
+
+    Windows are masks over full-length slots, so nothing a rejection could
+    want back is ever evicted and `max_rewind` sets no limit.
+    """
+    del max_rewind
+    return base.init_kv_cache(
+      num_layers=self.num_layers,
+      batch_size=batch_size,
+      num_kv_heads=self.num_kv_heads,
+      num_slots=num_slots,
+      head_dim=self.head_dim,
+      dtype=self.dtype,
+    )
+
+  def apply(
+    self,
+    params: Params,
+    tokens_BT: Array,
+    cache: base.KVCache,
+    *,
+    num_tokens_B: Array | None = None,
+    positions_BT: Array | None = None,
+    mask_BTT: Array | None = None,
+    capture: tuple[int, ...] = (),
+  ) -> tuple[base.Hidden, base.KVCache]:
+    """`LanguageModel.apply`; layer 0 of `capture` is the scaled embedding."""
+    b = cache.length_B.shape[0]
+    check_shape('tokens_BT', tokens_BT, (b, 'T'))
+    num_new = tokens_BT.shape[1]
+    if num_tokens_B is not None:
+      check_shape('num_tokens_B', num_tokens_B, (b,))
+    if positions_BT is not None:
+      check_shape('positions_BT', positions_BT, (b, num_new))
+    if mask_BTT is not None:
+      check_shape('mask_BTT', mask_BTT, (b, num_new, num_new))
+    for layer in capture:
+      if not 0 <= layer <= self.num_layers:
+        raise ValueError(
+          f'capture must name layers 0..{self.num_layers}, got {layer}.'
+        )
+
+    positions_BT = base.new_positions(cache, num_new, positions_BT)
+    slot_BT = base.append_slots(cache, num_new, num_tokens_B)
+    # Layers share few settings: each mask and each angle is computed once.
+    visible = {
+      window: base.visible_slots(
+        cache.length_B, cache.num_slots, positions_BT, mask_BTT, window
+      )
+      for window in dict.fromkeys(self.windows)
+    }
+    angles = {
+      r: r.angles(positions_BT, self.head_dim)
+      for r in dict.fromkeys(self.ropes)
+    }
+
+    x_BTD = self._embed(params, tokens_BT)
+    streams = [x_BTD]
+    ks, vs = [], []
+    for i, layer_params in enumerate(params['layers']):
+      attn_BTD, k_BGSC, v_BGSC = self._attention(
+        layer_params,
+        x_BTD,
+        cache.k[i],
+        cache.v[i],
+        slot_BT,
+        visible[self.windows[i]],
+        angles[self.ropes[i]],
+      )
+      x_BTD = x_BTD + attn_BTD
+      x_BTD = x_BTD + self._feed_forward(layer_params, x_BTD)
+      ks.append(k_BGSC)
+      vs.append(v_BGSC)
+      streams.append(x_BTD)
+    features_BTE = None
+    if capture:
+      features_BTE = jnp.concatenate([streams[i] for i in capture], axis=-1)
+    cache = cache.replace(
+      k=tuple(ks),
+      v=tuple(vs),
+      length_B=base.advance(cache, num_new, num_tokens_B),
+    )
+    return base.Hidden(x_BTD, features_BTE), cache
+
+  def _embed(self, params: Params, tokens_BT: Array) -> Array:
+    # Ids outside the vocabulary occur in padding only; any row will do.
+    x_BTD = jnp.take(params['embed'], tokens_BT, axis=0, mode='clip')
+    if self.embed_scale is not None:
+      x_BTD = x_BTD * jnp.asarray(self.embed_scale, x_BTD.dtype)
+    return x_BTD
+
+  def _attention(
+    self, params, x_BTD, k_BGSC, v_BGSC, slot_BT, visible_BTS, angles
+  ) -> tuple[Array, Array, Array]:
+    """The block's first half: what it adds, and the layer's new cache."""
+    b, t, _ = x_BTD.shape
+    x_BTD = layers.rms_norm(x_BTD, params['attn_norm'], self.norm_eps)
+
+    def heads(name: str, num: int) -> Array:
+      y = layers.dense(x_BTD, params[name], params.get(f'{name}_bias'))
+      return y.reshape(b, t, num, self.head_dim)
+
+    q_BTHC = heads('q', self.num_heads)
+    k_BTGC = heads('k', self.num_kv_heads)
+    v_BTGC = heads('v', self.num_kv_heads)
+    if self.qk_norm:
+      q_BTHC = layers.rms_norm(q_BTHC, params['q_norm'], self.norm_eps)
+      k_BTGC = layers.rms_norm(k_BTGC, params['k_norm'], self.norm_eps)
+    q_BTHC, k_BTGC = rope.rotate(q_BTHC, *angles), rope.rotate(k_BTGC, *angles)
+    k_BGSC = base.write_slots(k_BGSC, k_BTGC.transpose(0, 2, 1, 3), slot_BT)
+    v_BGSC = base.write_slots(v_BGSC, v_BTGC.transpose(0, 2, 1, 3), slot_BT)
+    y = layers.attend(q_BTHC, k_BGSC, v_BGSC, visible_BTS, self.score_scale)
+    y_BTD = layers.dense(y, params['o'], params.get('o_bias'))
+    if self.post_norms:
+      y_BTD = layers.rms_norm(y_BTD, params['post_attn_norm'], self.norm_eps)
+    return y_BTD, k_BGSC, v_BGSC
+
+  def _feed_forward(self, params, x_BTD: Array) -> Array:
+    """The block's second half: what it adds."""
+    x_BTD = layers.rms_norm(x_BTD, params['ffn_norm'], self.norm_eps)
+    act = layers.ACTIVATIONS[self.activation]
+    gate_BTF = layers.dense(
+      x_BTD, params['gate'], params.get('gate_bias'), dtype=jnp.float32
+    )
+    up_BTF = layers.dense(
+      x_BTD, params['up'], params.get('up_bias'), dtype=jnp.float32
+    )
+    y_BTF = (act(gate_BTF) * up_BTF).astype(x_BTD.dtype)
+    y_BTD = layers.dense(y_BTF, params['down'], params.get('down_bias'))
+    if self.post_norms:
+      y_BTD = layers.rms_norm(y_BTD, params['post_ffn_norm'], self.norm_eps)
+    return y_BTD
+
+  def final_norm(self, params: Params, last_BTD: Array) -> Array:
+    """The last norm, for heads that read the hidden after it."""
+    return layers.rms_norm(last_BTD, params['final_norm'], self.norm_eps)
+
+  def unembed(self, params: Params, last_BTD: Array) -> Array:
+    """float32 logits [B, T, vocab_size]; includes the final norm."""
+    normed_BTD = self.final_norm(params, last_BTD)
+    head_VD = params['embed'] if self.tied else params['head']
+    logits_BTV = layers.dense(normed_BTD, head_VD, dtype=jnp.float32)
+    # Rows beyond the true ids exist to round the size; they name no token.
+    logits_BTV = logits_BTV[:, :, : self.vocab_size]
+    if self.logit_softcap is not None:
+      cap = self.logit_softcap
+      logits_BTV = cap * jnp.tanh(logits_BTV / cap)
+    return logits_BTV
+
+  def keep(
+    self,
+    cache: base.KVCache,
+    start_B: Array,
+    path_BM: Array | None,
+    num_B: Array,
+  ) -> base.KVCache:
+    """`LanguageModel.keep`: windows and lengths are masks, nothing is lost."""
+    return base.keep_kv(cache, start_B, path_BM, num_B)

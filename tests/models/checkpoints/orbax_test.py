@@ -1,0 +1,139 @@
+"""A saved model comes back, in either dtype, or not at all."""
+
+import json
+import pathlib
+import shutil
+import tempfile
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+import tests.setup_jax  # noqa: F401
+from specjax.models.checkpoints import orbax
+from tests.models import tiny
+
+CONFIG = tiny.CONFIGS['gemma3']
+
+
+class OrbaxTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    temporary = tempfile.TemporaryDirectory()
+    self.addCleanup(temporary.cleanup)
+    self.folder = pathlib.Path(temporary.name)
+    self.path = self.folder / 'model'
+
+  def save(self, dtype='float32', **settings):
+    params = tiny.params_of(tiny.model('gemma3', dtype))
+    orbax.save(self.path, CONFIG, params, **settings)
+    return params
+
+  @parameterized.product(
+    saved=('float32', 'bfloat16'), restored=('float32', 'bfloat16')
+  )
+  def test_round_trip(self, saved, restored):
+    params = self.save(saved, vocab_size=37, stop_ids=(5, 2))
+    got = orbax.restore(self.path, restored)
+    self.assertEqual(got.model, tiny.model('gemma3', restored, 37))
+    self.assertEqual(got.stop_ids, (5, 2))
+    self.assertEqual(got.config, CONFIG)
+    specs = got.model.param_specs()
+    want = jax.tree.map(lambda x, s: x.astype(s.dtype), params, specs)
+    self.assertEqual(jax.tree.structure(got.params), jax.tree.structure(want))
+    jax.tree.map(np.testing.assert_array_equal, got.params, want)
+
+  def test_sharded_parameters_come_back_on_one_device(self):
+    params = tiny.params_of(tiny.model('gemma3'))
+    mesh = jax.make_mesh(
+      (8,), ('model',), axis_types=(jax.sharding.AxisType.Auto,)
+    )
+    placed = jax.sharding.NamedSharding(
+      mesh, jax.sharding.PartitionSpec('model')
+    )
+    sharded = {**params, 'embed': jax.device_put(params['embed'], placed)}
+    orbax.save(self.path, CONFIG, sharded)
+    got = orbax.restore(self.path, 'float32').params['embed']
+    np.testing.assert_array_equal(got, params['embed'])
+    self.assertLen(got.devices(), 1)
+
+  def test_leaves_nothing_but_the_checkpoint(self):
+    self.path.mkdir()
+    self.save()
+    self.assertEqual([p.name for p in self.folder.iterdir()], ['model'])
+
+  def test_failed_save_leaves_nothing(self):
+    full = OSError('disk full')
+    with mock.patch.object(pathlib.Path, 'write_text', side_effect=full):
+      with self.assertRaisesRegex(OSError, 'disk full'):
+        self.save()
+    self.assertEmpty(list(self.folder.iterdir()))
+
+  @parameterized.parameters('folder', 'file')
+  def test_never_overwrites(self, kind):
+    other = self.path
+    if kind == 'folder':
+      self.path.mkdir()
+      other = self.path / 'thesis.txt'
+    other.write_text('mine')
+    with self.assertRaisesRegex(ValueError, 'must be absent or empty'):
+      self.save()
+    self.assertEqual(other.read_text(), 'mine')
+
+  def test_refuses_parameters_of_another_config(self):
+    params = tiny.params_of(tiny.model('gemma3'))
+    params['layers'][1]['q'] = jnp.zeros((3, 16))
+    message = r'layers.1.q \(expected \(32, 16\), got \(3, 16\)\)'
+    with self.assertRaisesRegex(ValueError, message):
+      orbax.save(self.path, CONFIG, params)
+    self.assertFalse(self.path.exists())
+
+  def test_refuses_values_that_are_not_finite(self):
+    params = tiny.params_of(tiny.model('gemma3'))
+    params['layers'][2]['up'] = params['layers'][2]['up'].at[0, 0].set(np.nan)
+    orbax.save(self.path, CONFIG, params)
+    with self.assertRaisesRegex(ValueError, 'layers.2.up must be finite'):
+      orbax.restore(self.path)
+
+  def edit(self, **changes):
+    file = self.path / orbax.SETTINGS_FILE
+    settings = {**json.loads(file.read_text()), **changes}
+    settings = {k: v for k, v in settings.items() if v != 'removed'}
+    file.write_text(json.dumps(settings))
+
+  @parameterized.parameters(
+    ({'version': 99}, 'version 1, got 99'),
+    ({'format': 'other'}, "must say format 'specjax checkpoint'"),
+    ({'config': 'removed'}, 'lacks config'),
+    ({'config': {**CONFIG, 'intermediate_size': 32}}, r'layers.0.down \(exp'),
+    ({'config': {**CONFIG, 'num_hidden_layers': 4}}, 'got None'),
+    ({'stop_ids': 'x'}, 'stop_ids must be what save wrote'),
+    ({'vocab_size': '12'}, 'vocab_size must be what save wrote'),
+  )
+  def test_refuses_settings(self, changes, message):
+    self.save()
+    self.edit(**changes)
+    with self.assertRaisesRegex(ValueError, message):
+      orbax.restore(self.path)
+
+  def test_refuses_foreign_folders(self):
+    for path in (self.folder, self.folder / 'nowhere'):
+      with self.assertRaisesRegex(ValueError, 'with specjax.json'):
+        orbax.restore(path)
+
+  @parameterized.parameters('params', 'params/_METADATA')
+  def test_refuses_incomplete_folders(self, name):
+    self.save()
+    part = self.path / name
+    if part.is_dir():
+      shutil.rmtree(part)
+    else:
+      part.unlink()
+    with self.assertRaisesRegex(ValueError, 'params must hold whole orbax'):
+      orbax.restore(self.path)
+
+
+if __name__ == '__main__':
+  absltest.main()
