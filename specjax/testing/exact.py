@@ -156,7 +156,7 @@ def enumerate_exact(
   >>> law = enumerate_exact(
   ...   lambda tokens_MT: np.log([[0.75, 0.25]] * len(tokens_MT)),
   ...   [0], 2, SamplingOptions(temperature=1.0), stop_ids=[1])
-  >>> law.outcomes_MT.tolist(), law.probs_M.tolist()
+  >>> law.outcomes_MT.tolist(), law.probs_M.round(6).tolist()
   ([[0, 0], [0, 1], [1, -1]], [0.5625, 0.1875, 0.25])
   """
   alive_MT = np.zeros((1, 0), np.int64)
