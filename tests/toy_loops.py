@@ -24,6 +24,7 @@ B, L, V, J = 16, 40, 16, 3
 GREEDY = SamplingOptions()
 WARM = SamplingOptions(temperature=1.0)
 TOY = ToyModel(vocab_size=V, context_length=64)
+PROMPTS = ((7,), (3, 1), (5, 5, 5, 5, 5), tuple(range(9)))
 ALL = 2**31 - 1
 
 
@@ -213,3 +214,12 @@ def plain_greedy(
     if emitted[-1] in row.stop:
       return emitted, 'stop'
   return emitted, 'length' if row.max_new <= room else 'context'
+
+
+def poisoned(table, text, bad):
+  """The table with one bad entry in the row that the text leads to."""
+  table = np.array(table)
+  marked = np.tile(np.arange(len(table))[:, None], (1, table.shape[1]))
+  row = testing.toy_logits(TOY, {'table': marked})(np.asarray([text]))
+  table[int(row[0, 0]), -1] = bad
+  return jnp.asarray(table)

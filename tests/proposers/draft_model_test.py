@@ -11,10 +11,10 @@ from specjax import decode
 from specjax.models.toy import ToyModel
 from specjax.proposers.draft_model import DraftModel
 from specjax.verify import chain
-from tests import decode_test, toy_loops
+from tests import toy_loops
 from tests.toy_loops import L, Row
 
-PROMPTS = ((7,), (3, 1), (5, 5, 5, 5, 5), tuple(range(9)))
+PROMPTS = toy_loops.PROMPTS
 
 
 class AcceptanceTest(parameterized.TestCase):
@@ -125,7 +125,7 @@ class SilenceTest(parameterized.TestCase):
     clean = toy_loops.generate(decoder, params, rows)
     for j in range(4):
       text = [*rows[1].prompt, *clean.tokens(1)[:j]]
-      table = decode_test.poisoned(params['target']['table'], text, np.nan)
+      table = toy_loops.poisoned(params['target']['table'], text, np.nan)
       run = toy_loops.generate(
         decoder, {**params, 'proposer': {'table': table}}, rows
       )

@@ -1,5 +1,7 @@
 """Prompt lookup by hand."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,11 @@ L = 16
 JUNK = -7
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def propose(proposer, tokens_BL, length_B):
+  return proposer.propose(None, None, (), None, tokens_BL, length_B, None)
+
+
 def look_up(rows, lengths=None, **options):
   """The visible drafts of each row of token ids."""
   proposer = NGram(**options)
@@ -19,14 +26,14 @@ def look_up(rows, lengths=None, **options):
   tokens = np.full((len(rows), L), JUNK, np.int32)
   for i, row in enumerate(rows):
     tokens[i, : len(row)] = row
-  proposal, state = proposer.propose(
-    None, None, (), None, jnp.asarray(tokens), jnp.asarray(lengths), None
-  )
+  proposal, state = propose(proposer, jnp.asarray(tokens), jnp.asarray(lengths))
   assert state == () and proposal.log_weights_BKV is None
   assert proposal.draft_BK.shape == (len(rows), options['num_draft_tokens'])
   return [
-    np.asarray(draft[:num]).tolist()
-    for draft, num in zip(proposal.draft_BK, proposal.num_draft_B)
+    draft[:num].tolist()
+    for draft, num in zip(
+      np.asarray(proposal.draft_BK), np.asarray(proposal.num_draft_B)
+    )
   ]
 
 

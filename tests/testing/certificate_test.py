@@ -23,7 +23,7 @@ HUNTED_HERE = (
   'residual_from_p',
   'draft_law_at_another_temperature',
   'draft_rewind_off_by_one',
-  'stop_id_ignored_inside_draft',
+  # (stop_id_ignored_inside_draft: conformance_test.py.)
 )
 
 
@@ -133,11 +133,6 @@ class CertificateTest(parameterized.TestCase):
         certificate.NUM_TOKENS + max(len(g.prompt) for g in groups),
         certificate.MAX_LENGTH,
       )
-
-  def test_enumerations_pass(self):
-    found = certificate.enumerate_rules()
-    self.assertLen(found, 18)
-    self.assertTrue(all(x.passed for x in found))
 
 
 def small_certificate(*, quick, report) -> certificate.Certificate:
