@@ -6,7 +6,7 @@ elsewhere  accepted as they are, {-rejected-}, {+correction+} or {*bonus*}
 
 from typing import TextIO
 
-from specjax.decode import StepInfo
+from specjax.state import StepInfo
 from specjax.tokenizers import Tokenizer
 
 _COLOURS = {

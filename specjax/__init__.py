@@ -15,7 +15,7 @@ A target, a proposer and a rule make a `Decoder`; `generate` serves requests.
 ['length']
 """
 
-from specjax.decode import Decoder, DecodeState, StepInfo
+from specjax.decode import Decoder
 from specjax.generation import Request, Result, generate
 from specjax.models.base import LanguageModel
 from specjax.models.load import Loaded, load
@@ -24,6 +24,7 @@ from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.ngram import NGram
 from specjax.sampling import SamplingOptions
+from specjax.state import DecodeState, StepInfo
 from specjax.tokenizers import (
   ByteTokenizer,
   Tokenizer,

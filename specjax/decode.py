@@ -9,108 +9,26 @@ import dataclasses
 import functools
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
+from specjax import commit
 from specjax import noise as noise_lib
 from specjax import sampling as sampling_lib
 from specjax.models import base as models
 from specjax.proposers import base as proposers
 from specjax.sampling import Sampling
 from specjax.shapes import Array, Params, check_shape
+from specjax.state import (
+  CONTEXT,
+  LENGTH,
+  PROMPT,
+  RUNNING,
+  DecodeState,
+  Requests,
+  StepInfo,
+)
 from specjax.verify import chain
-
-# Where a token of the buffer came from (`DecodeState.source_BL`).
-PROMPT, ACCEPTED, CORRECTION, BONUS = range(4)
-
-# Why a row ended (`DecodeState.finish_reason_B`).
-RUNNING, STOP, LENGTH, CONTEXT, ERROR = range(5)
-FINISH_REASONS = ('running', 'stop', 'length', 'context', 'error')
-
-
-@flax.struct.dataclass
-class DecodeState:
-  """Everything the loop carries. Lengths say what is real, never token values.
-
-  Attributes:
-    tokens_BL: int32, committed below `length`; the rest is junk.
-    length_B: int32, 1..limit; the last committed token is *pending*.
-    prompt_length_B: int32, 1..length.
-    limit_B: int32, the length at which the row ends.
-    limit_reason_B: int32, LENGTH or CONTEXT: what that end is called.
-    stop_ids_BJ: int32, ids that end a row; unused places hold -1, which no
-      emitted id equals.
-    done_B: bool; a finished row is frozen.
-    finish_reason_B: int32, an index into FINISH_REASONS.
-    seed_B: uint32, the requests' seeds.
-    num_steps_B: int32, verifications the row took part in.
-    target_cache: holds length - 1 tokens of each row.
-    proposer_state: the proposer's own.
-    step_BL: int32, the row's step in which the token was emitted.
-    source_BL: int8, PROMPT, ACCEPTED, CORRECTION or BONUS.
-    num_draft_BL: int8, at a step's first token: how many drafts it verified.
-    logprob_BL: float32, nats under the raw target law of the emitted token.
-    overlap_BL: float32, sum min(p, q) where a draft was tested, else NaN.
-    num_nonfinite_B: int32, laws of the target that were needed and not finite.
-  """
-
-  tokens_BL: Array
-  length_B: Array
-  prompt_length_B: Array
-  limit_B: Array
-  limit_reason_B: Array
-  stop_ids_BJ: Array
-  done_B: Array
-  finish_reason_B: Array
-  seed_B: Array
-  num_steps_B: Array
-  target_cache: models.Cache
-  proposer_state: Any
-  step_BL: Array
-  source_BL: Array
-  num_draft_BL: Array
-  logprob_BL: Array
-  overlap_BL: Array
-  num_nonfinite_B: Array
-
-
-@flax.struct.dataclass
-class StepInfo:
-  """What one step did, for those who only look.
-
-  Attributes:
-    draft_BK: int32 [B, K], the drafts.
-    num_draft_B: int32 [B], how many of them were verified.
-    num_accepted_B: int32 [B], accepted drafts among the emitted tokens.
-    tokens_BN: int32 [B, N], the emitted tokens.
-    num_emitted_B: int32 [B], 0 for a finished row.
-  """
-
-  draft_BK: Array
-  num_draft_B: Array
-  num_accepted_B: Array
-  tokens_BN: Array
-  num_emitted_B: Array
-
-
-@flax.struct.dataclass
-class Requests:
-  """What the host hands to `init`.
-
-  Attributes:
-    tokens_BL: int32 [B, max_length], prompts; any values behind them.
-    prompt_length_B: int32 [B], 1..max_length.
-    max_new_tokens_B: int32 [B], at least 0.
-    seed_B: uint32 [B].
-    stop_ids_BJ: int32 [B, J], filled up with -1.
-  """
-
-  tokens_BL: Array
-  prompt_length_B: Array
-  max_new_tokens_B: Array
-  seed_B: Array
-  stop_ids_BJ: Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,117 +150,63 @@ class Decoder:
     self, params: Params, state: DecodeState, sampling: Sampling
   ) -> tuple[DecodeState, StepInfo]:
     """One round: at least one token for every unfinished row."""
-    n = self.num_rows
     proposal, proposer_state = self._propose(params, state, sampling)
-    # I10: the bonus must fit too.
-    room_B = jnp.where(state.done_B, 0, state.limit_B - state.length_B - 1)
-    num_draft_B = jnp.minimum(proposal.num_draft_B, room_B)
-    # A draft that is no id would be judged by another's probability.
-    draft_BK = proposal.draft_BK
-    is_id_BK = (draft_BK >= 0) & (draft_BK < self.target.vocab_size)
-    num_draft_B = jnp.minimum(num_draft_B, _num_leading(is_id_BK))
-
-    index_B1 = (state.length_B - 1)[:, None]
-    pending_B1 = jnp.take_along_axis(state.tokens_BL, index_B1, axis=1)
-    block_BN = jnp.concatenate([pending_B1, proposal.draft_BK], axis=1)
+    pending_B1 = jnp.take_along_axis(
+      state.tokens_BL, (state.length_B - 1)[:, None], axis=1
+    )
     hidden, cache = self.target.apply(
       params['target'],
-      block_BN,
+      jnp.concatenate([pending_B1, proposal.draft_BK], axis=1),
       state.target_cache,
-      num_tokens_B=jnp.where(state.done_B, 0, num_draft_B + 1),
+      num_tokens_B=jnp.where(state.done_B, 0, proposal.num_draft_B + 1),
       capture=self.proposer.target_features,
     )
     logits_BNV = self.target.unembed(params['target'], hidden.last_BTD)
-    # A law that is not finite judges no draft, and a rule may look at all of
-    # them: the drafts that need it are not there. It ends the row when it is
-    # the first.
-    finite_BN = jnp.all(jnp.isfinite(logits_BNV), axis=-1)
-    num_finite_B = _num_leading(finite_BN)
-    num_draft_B = jnp.clip(num_finite_B - 1, 0, num_draft_B)
-    is_error_B = ~state.done_B & (num_finite_B == 0)
+    # Drafts behind a law that is not finite are not there: whether one is
+    # judged depends on what stands before it alone. The broken law itself is
+    # blanked, so that a rule which looks at all rows is not bent by it.
+    is_finite_BN = jnp.all(jnp.isfinite(logits_BNV), axis=-1)
+    num_finite_B = commit.num_leading(is_finite_BN)
+    num_draft_B = jnp.minimum(proposal.num_draft_B, num_finite_B)
+    logits_BNV = jnp.where(is_finite_BN[:, :, None], logits_BNV, 0.0)
     log_weights_BNV = self._target_law(state, sampling, proposal, logits_BNV)
     verdict, overlap_BK = self._verify(
       state, sampling, proposal, num_draft_B, log_weights_BNV
     )
 
-    # What is emitted: accepted drafts, then the rule's token, up to the first
-    # stop id.
-    is_next_BN = jnp.arange(n)[None, :] == verdict.num_accepted[:, None]
-    padded_BN = jnp.pad(proposal.draft_BK, ((0, 0), (0, 1)))
-    tokens_BN = jnp.where(is_next_BN, verdict.next_token[:, None], padded_BN)
-    num_emitted_B = jnp.where(is_error_B, 0, verdict.num_accepted + 1)
-    is_stop_BN = jnp.any(
-      tokens_BN[:, :, None] == state.stop_ids_BJ[:, None, :], axis=-1
+    emission = commit.emit(
+      state, proposal.draft_BK, num_draft_B, verdict, num_finite_B
     )
-    num_before_stop_B = _num_leading(~is_stop_BN)
-    is_stop_B = ~state.done_B & (num_before_stop_B < num_emitted_B)
-    num_emitted_B = jnp.where(is_stop_B, num_before_stop_B + 1, num_emitted_B)
-    num_emitted_B = jnp.where(state.done_B, 0, num_emitted_B)
-    num_accepted_B = jnp.minimum(verdict.num_accepted, num_emitted_B)
-    is_emitted_BN = jnp.arange(n)[None, :] < num_emitted_B[:, None]
-    tokens_BN = jnp.where(is_emitted_BN, tokens_BN, 0)
-
-    length_B = state.length_B + num_emitted_B
-    is_full_B = length_B >= state.limit_B
-    reason_B = jnp.where(is_full_B, state.limit_reason_B, RUNNING)
-    reason_B = jnp.where(is_error_B, ERROR, reason_B)
-    reason_B = jnp.where(is_stop_B, STOP, reason_B)
-    reason_B = jnp.where(state.done_B, state.finish_reason_B, reason_B)
-
+    new_state = commit.record(state, emission, logits_BNV, overlap_BK)
     outcome = proposers.Outcome(
-      tokens_BN=tokens_BN,
+      tokens_BN=emission.tokens_BN,
       start_B=state.length_B,
-      length_B=length_B,
-      num_emitted_B=num_emitted_B,
-      num_accepted_B=num_accepted_B,
+      length_B=new_state.length_B,
+      num_emitted_B=emission.num_emitted_B,
+      num_accepted_B=emission.num_accepted_B,
       num_draft_B=num_draft_B,
       path_BM=verdict.path_M,
       hidden=hidden,
       target_log_weights_BNV=log_weights_BNV,
     )
-    record = _Record(state.length_B, is_emitted_BN)
-    source_BN = jnp.where(
-      jnp.arange(n)[None, :] < num_accepted_B[:, None],
-      ACCEPTED,
-      jnp.where(num_accepted_B < num_draft_B, CORRECTION, BONUS)[:, None],
-    )
-    is_first_BN = jnp.broadcast_to(jnp.arange(n)[None, :] == 0, (1, n))
-    is_tested_BN = jnp.arange(n)[None, :] < num_draft_B[:, None]
-    overlap_BN = jnp.pad(overlap_BK, ((0, 0), (0, 1)))
-    new_state = state.replace(
-      tokens_BL=record(state.tokens_BL, tokens_BN),
-      length_B=length_B,
-      done_B=state.done_B | (reason_B != RUNNING),
-      finish_reason_B=reason_B.astype(jnp.int32),
-      num_steps_B=state.num_steps_B + (num_emitted_B > 0),
+    new_state = new_state.replace(
       target_cache=self.target.keep(
-        cache, state.length_B - 1, verdict.path_M, num_emitted_B
+        cache, state.length_B - 1, verdict.path_M, emission.num_emitted_B
       ),
       proposer_state=self.proposer.observe(params, proposer_state, outcome),
-      step_BL=record(state.step_BL, state.num_steps_B[:, None]),
-      source_BL=record(state.source_BL, source_BN),
-      num_draft_BL=record(
-        state.num_draft_BL, jnp.where(is_first_BN, num_draft_B[:, None], 0)
-      ),
-      logprob_BL=record(state.logprob_BL, _log_prob(logits_BNV, tokens_BN)),
-      overlap_BL=record(
-        state.overlap_BL, jnp.where(is_tested_BN, overlap_BN, jnp.nan)
-      ),
-      num_nonfinite_B=state.num_nonfinite_B + is_error_B,
     )
-    info = StepInfo(
+    return new_state, StepInfo(
       draft_BK=proposal.draft_BK,
       num_draft_B=num_draft_B,
-      num_accepted_B=num_accepted_B,
-      tokens_BN=tokens_BN,
-      num_emitted_B=num_emitted_B,
+      num_accepted_B=emission.num_accepted_B,
+      tokens_BN=emission.tokens_BN,
+      num_emitted_B=emission.num_emitted_B,
     )
-    return new_state, info
 
   def _propose(
     self, params: Params, state: DecodeState, sampling: Sampling
   ) -> tuple[proposers.Proposal, Any]:
-    """The proposal, its drafts padded to N - 1 columns."""
+    """The proposal, padded to N - 1 columns and cut to what can be verified."""
     k = self.proposer.num_draft_tokens
     keys_BK = jax.vmap(
       lambda seed, length: noise_lib.draw_keys(
@@ -365,9 +229,16 @@ class Decoder:
         'log_weights_BKV', log_weights_BKV, ('B', k, self.target.vocab_size)
       )
       log_weights_BKV = jnp.pad(log_weights_BKV, ((0, 0), (0, missing), (0, 0)))
+    # I10: the bonus must fit too.
+    room_B = jnp.where(state.done_B, 0, state.limit_B - state.length_B - 1)
+    num_draft_B = jnp.minimum(proposal.num_draft_B, room_B)
+    # A draft that is no id would be judged by another's probability.
+    draft_BK = proposal.draft_BK
+    is_id_BK = (draft_BK >= 0) & (draft_BK < self.target.vocab_size)
     proposal = proposal._replace(
-      draft_BK=jnp.pad(proposal.draft_BK, ((0, 0), (0, missing))),
+      draft_BK=jnp.pad(draft_BK, ((0, 0), (0, missing))),
       log_weights_BKV=log_weights_BKV,
+      num_draft_B=jnp.minimum(num_draft_B, commit.num_leading(is_id_BK)),
     )
     return proposal, proposer_state
 
@@ -436,34 +307,6 @@ class Decoder:
     if isinstance(self.verify, chain.Greedy):
       return greedy()
     return jax.lax.cond(sampling_lib.any_sampled(sampling), sampled, greedy)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Record:
-  """Writes a step's N columns behind each row's length."""
-
-  start_B: Array
-  is_emitted_BN: Array
-
-  def __call__(self, buffer_BL: Array, value_BN: Array) -> Array:
-    b, n = self.is_emitted_BN.shape
-    index_BN = self.start_B[:, None] + jnp.arange(n, dtype=jnp.int32)[None, :]
-    index_BN = jnp.where(self.is_emitted_BN, index_BN, buffer_BL.shape[1])
-    value_BN = jnp.broadcast_to(value_BN, (b, n)).astype(buffer_BL.dtype)
-    row_B1 = jnp.arange(b)[:, None]
-    return buffer_BL.at[row_B1, index_BN].set(value_BN, mode='drop')
-
-
-def _num_leading(flag_BN: Array) -> Array:
-  """How many columns lead before the first False, int32 [B]."""
-  return jnp.sum(jnp.cumprod(flag_BN.astype(jnp.int32), axis=1), axis=1)
-
-
-def _log_prob(logits_BNV: Array, tokens_BN: Array) -> Array:
-  """log-softmax of the raw logits at the tokens, float32 [B, N]."""
-  total_BN = jax.scipy.special.logsumexp(logits_BNV, axis=-1)
-  chosen_BN1 = jnp.take_along_axis(logits_BNV, tokens_BN[:, :, None], axis=-1)
-  return chosen_BN1[:, :, 0] - total_BN
 
 
 def _overlap(p_BKV: Array, q_BKV: Array | None) -> Array:

@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decode, metrics, noise, sampling
-from specjax.decode import Decoder, DecodeState, StepInfo
+from specjax import state as states
+from specjax.decode import Decoder
 from specjax.detokenize import find_stop
 from specjax.sampling import SamplingOptions
 from specjax.shapes import Params
+from specjax.state import DecodeState, StepInfo
 from specjax.tokenizers import Tokenizer, pad_batch
 
 _CHECK_EVERY = 8  # Steps between two looks for stop strings.
@@ -203,14 +205,14 @@ def generate(
 
 def _device_inputs(
   decoder: Decoder, batch: list[Request], num_stop_ids: int
-) -> decode.Requests:
+) -> states.Requests:
   tokens_BL, length_B = pad_batch(
     [request.prompt_tokens for request in batch], decoder.max_length
   )
   stop_ids_BJ = np.full((len(batch), num_stop_ids), -1, np.int32)
   for row, request in enumerate(batch):
     stop_ids_BJ[row, : len(request.stop_ids)] = request.stop_ids
-  return decode.Requests(
+  return states.Requests(
     tokens_BL=jnp.asarray(tokens_BL, jnp.int32),
     prompt_length_B=jnp.asarray(length_B, jnp.int32),
     max_new_tokens_B=jnp.asarray(
@@ -314,7 +316,7 @@ def _result(
   timing: Timing,
 ) -> Result:
   begin, end = len(request.prompt_tokens), int(rows['length'][row])
-  reason = decode.FINISH_REASONS[int(rows['reason'][row])]
+  reason = states.FINISH_REASONS[int(rows['reason'][row])]
   if cut is not None:
     end, reason = begin + cut[0], 'stop'
   emitted = slice(begin, end)

@@ -13,8 +13,7 @@ import math
 
 import numpy as np
 
-# Must agree with `decode.ACCEPTED`; metrics only look, so they import nothing.
-_ACCEPTED = 1
+from specjax.state import ACCEPTED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +83,7 @@ def tally(
   """
   first = np.flatnonzero(np.diff(step, prepend=-1))
   emitted = np.diff(first, append=len(step))
-  is_accepted = (source == _ACCEPTED).astype(int)
+  is_accepted = (source == ACCEPTED).astype(int)
   accepted = np.add.reduceat(is_accepted, first) if len(first) else first
   drafted = num_draft[first].astype(int)
   if is_stopped and len(first):

@@ -8,6 +8,7 @@ from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
 from specjax import decode, testing
+from specjax import state as states
 from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.ngram import NGram
@@ -107,7 +108,7 @@ class RowsTest(parameterized.TestCase):
         drafted.emitted(b, 'logprob_BL'), plain.emitted(b, 'logprob_BL')
       )
     self.assertGreater(
-      int(np.sum(np.asarray(drafted.state.source_BL) == decode.ACCEPTED)), 20
+      int(np.sum(np.asarray(drafted.state.source_BL) == states.ACCEPTED)), 20
     )
 
 
@@ -139,7 +140,7 @@ class RecordsTest(parameterized.TestCase):
     script = np.where(np.arange(L) % 2, 1, -1)  # By the length at the start.
     params = toy_loops.make_params(twins=True, script=script)
     run = toy_loops.generate(decoder(), params, [Row(max_new=11)])
-    a, c, bonus = decode.ACCEPTED, decode.CORRECTION, decode.BONUS
+    a, c, bonus = states.ACCEPTED, states.CORRECTION, states.BONUS
     # Length 3: one kept, corrected. 5: the same. 7, 9, 11; and one is left.
     self.assertEqual(run.emitted(0, 'source_BL').tolist(), [a, c] * 5 + [bonus])
     self.assertEqual(
@@ -151,12 +152,12 @@ class RecordsTest(parameterized.TestCase):
     )
     self.assertEqual(int(run.state.num_steps_B[0]), 6)
     prompt = np.asarray(run.state.source_BL[0, :3])
-    np.testing.assert_array_equal(prompt, decode.PROMPT)
+    np.testing.assert_array_equal(prompt, states.PROMPT)
 
   def test_all_accepted(self):
     params = toy_loops.make_params(twins=True)
     run = toy_loops.generate(decoder(), params, [Row(max_new=12)])
-    a, bonus = decode.ACCEPTED, decode.BONUS
+    a, bonus = states.ACCEPTED, states.BONUS
     self.assertEqual(run.emitted(0, 'source_BL').tolist(), [a, a, a, bonus] * 3)
 
   def test_the_sum_rule(self):
@@ -170,12 +171,12 @@ class RecordsTest(parameterized.TestCase):
     for b in range(len(rows)):
       source = run.emitted(b, 'source_BL')
       step = run.emitted(b, 'step_BL')
-      num_accepted = np.sum(source == decode.ACCEPTED)
-      num_own = np.sum((source > decode.ACCEPTED))
+      num_accepted = np.sum(source == states.ACCEPTED)
+      num_own = np.sum((source > states.ACCEPTED))
       self.assertLen(run.tokens(b), num_accepted + num_own)
       num_steps = int(run.state.num_steps_B[b])
       np.testing.assert_array_equal(np.unique(step), np.arange(num_steps))
-      ends_accepted = source[-1] == decode.ACCEPTED
+      ends_accepted = source[-1] == states.ACCEPTED
       self.assertEqual(num_own, num_steps - ends_accepted)
 
   def test_log_probs_are_those_of_the_raw_target(self):
@@ -215,7 +216,7 @@ class RecordsTest(parameterized.TestCase):
       for i, overlap in enumerate(run.emitted(b, 'overlap_BL')):
         before = text[: len(row.prompt) + i]
         expected = np.minimum(law('target', before), law('proposer', before))
-        is_bonus = run.emitted(b, 'source_BL')[i] == decode.BONUS
+        is_bonus = run.emitted(b, 'source_BL')[i] == states.BONUS
         self.assertEqual(bool(np.isnan(overlap)), bool(is_bonus))
         if not is_bonus:
           num_tested += 1
@@ -261,7 +262,7 @@ class SettingsTest(parameterized.TestCase):
     plain = toy_loops.plain_decoder(chain.Greedy(), None)
     run = toy_loops.begin(plain, toy_loops.make_params(twins=True), [Row()])
     other = dataclasses.replace(plain, max_length=L - 1)
-    requests = decode.Requests(
+    requests = states.Requests(
       tokens_BL=run.state.tokens_BL,
       prompt_length_B=run.state.length_B,
       max_new_tokens_B=run.state.limit_B,

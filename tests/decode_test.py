@@ -8,6 +8,7 @@ from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
 from specjax import decode, testing
+from specjax import state as states
 from specjax.proposers.draft_model import DraftModel
 from specjax.sampling import SamplingOptions
 from specjax.testing import loops
@@ -350,7 +351,7 @@ class InvariantsTest(parameterized.TestCase):
     run = toy_loops.begin(decoder(), params, [Row(stop=(tokens[j],))]).go_on(1)
     self.assertEqual(run.tokens(0), tokens[: j + 1])
     sources = run.emitted(0, 'source_BL').tolist()
-    self.assertEqual(sources, [decode.ACCEPTED] * (j + 1))
+    self.assertEqual(sources, [states.ACCEPTED] * (j + 1))
 
 
 if __name__ == '__main__':

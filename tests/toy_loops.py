@@ -14,6 +14,7 @@ import numpy as np
 
 from specjax import decode, testing
 from specjax import noise as noise_lib
+from specjax import state as states
 from specjax.models.toy import ToyModel
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
@@ -125,7 +126,7 @@ class Run:
   params: Any
   rows: Sequence[Row]
   sampling: Any
-  state: decode.DecodeState
+  state: states.DecodeState
 
   def go_on(self, max_steps: int) -> 'Run':
     state = decode.run(
@@ -148,7 +149,7 @@ class Run:
     return np.asarray(getattr(self.state, name)[b, start:end])
 
   def reason(self, b: int) -> str:
-    return decode.FINISH_REASONS[int(self.state.finish_reason_B[b])]
+    return states.FINISH_REASONS[int(self.state.finish_reason_B[b])]
 
 
 def begin(
@@ -182,7 +183,7 @@ def begin(
     options.append(other)
   sampling = stack_options(options, V)
   sampling = jax.tree.map(lambda x: x[:size], sampling)
-  requests = decode.Requests(
+  requests = states.Requests(
     tokens_BL=jnp.asarray(tokens_BL),
     prompt_length_B=jnp.asarray([len(row.prompt) for row in rows], jnp.int32),
     max_new_tokens_B=jnp.asarray([row.max_new for row in rows], jnp.int32),

@@ -14,6 +14,7 @@ import numpy as np
 
 from specjax import decode
 from specjax import noise as noise_lib
+from specjax import state as states
 from specjax.models.base import LanguageModel
 from specjax.proposers.base import Proposer, TargetView
 from specjax.sampling import Sampling, SamplingOptions, stack_options
@@ -207,7 +208,7 @@ def check_proposer(
   length_B = jnp.asarray([1, 2, 9, 17], jnp.int32)
   tokens_BL = jax.random.randint(token_key, (4, size), 0, v, jnp.int32)
   sampling = lambda b: stack_options([SamplingOptions(temperature=1.0)] * b, v)
-  requests = decode.Requests(
+  requests = states.Requests(
     tokens_BL=tokens_BL,
     prompt_length_B=length_B,
     max_new_tokens_B=jnp.full(4, 5, jnp.int32),
@@ -225,7 +226,7 @@ def check_proposer(
   )
 
   @jax.jit
-  def propose(requests: decode.Requests, keys_BK: Key, sampling: Sampling):
+  def propose(requests: states.Requests, keys_BK: Key, sampling: Sampling):
     state = decoder.init(params, requests)
     view = TargetView(state.target_cache, state.prompt_length_B)
     proposal, _ = proposer.propose(

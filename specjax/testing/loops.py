@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decode
+from specjax import state as states
 from specjax.models.toy import ToyModel
 from specjax.sampling import SamplingOptions, stack_options
 from specjax.shapes import Key, Params
@@ -76,7 +77,7 @@ def toy_pair(
 
 def make_requests(
   groups: Sequence[Group], rows: int, max_length: int, first_seed: int = 0
-) -> decode.Requests:
+) -> states.Requests:
   """`rows` requests per group, group after group, seeds counted up."""
   num_stop = max(1, max(len(g.stop_ids) for g in groups))
   tokens_GL = np.zeros((len(groups), max_length), np.int32)
@@ -88,7 +89,7 @@ def make_requests(
     np.repeat(np.asarray(values_G, np.int32), rows, axis=0)
   )
   seed_B = first_seed + np.arange(len(groups) * rows, dtype=np.uint32)
-  return decode.Requests(
+  return states.Requests(
     tokens_BL=each(tokens_GL),
     prompt_length_B=each([len(g.prompt) for g in groups]),
     max_new_tokens_B=each([g.num_tokens for g in groups]),
@@ -97,7 +98,7 @@ def make_requests(
   )
 
 
-def run_states(program: Program) -> list[decode.DecodeState]:
+def run_states(program: Program) -> list[states.DecodeState]:
   """The last state of every round."""
   decoder, groups, rows = program.decoder, program.groups, program.rows
   options = [g.options for g in groups for _ in range(rows)]
@@ -145,6 +146,6 @@ def count_drafts(program: Program) -> tuple[int, int]:
   num_drafted = num_accepted = 0
   for state in run_states(program):
     num_drafted += int(np.sum(np.asarray(state.num_draft_BL, np.int64)))
-    is_accepted_BL = np.asarray(state.source_BL) == decode.ACCEPTED
+    is_accepted_BL = np.asarray(state.source_BL) == states.ACCEPTED
     num_accepted += int(np.sum(is_accepted_BL))
   return num_drafted, num_accepted

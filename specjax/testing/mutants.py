@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from specjax import decode
 from specjax import noise as noise_lib
+from specjax import state as states
 from specjax.models import base as models
 from specjax.proposers import base as proposers
 from specjax.proposers.draft_model import DraftModel
@@ -185,8 +186,8 @@ class StopAtBlockEnd:
     return getattr(self.decoder, name)
 
   def step(
-    self, params: Params, state: decode.DecodeState, sampling: Sampling
-  ) -> tuple[decode.DecodeState, decode.StepInfo]:
+    self, params: Params, state: states.DecodeState, sampling: Sampling
+  ) -> tuple[states.DecodeState, states.StepInfo]:
     stop_ids_BJ = state.stop_ids_BJ
     state, info = self.decoder.step(
       params,
@@ -197,7 +198,7 @@ class StopAtBlockEnd:
     last_B1 = jnp.take_along_axis(info.tokens_BN, last_B1, axis=1)
     is_stop_B = jnp.any(last_B1 == stop_ids_BJ, axis=1)
     is_stop_B &= info.num_emitted_B > 0
-    reason_B = jnp.where(is_stop_B, decode.STOP, state.finish_reason_B)
+    reason_B = jnp.where(is_stop_B, states.STOP, state.finish_reason_B)
     state = state.replace(
       stop_ids_BJ=stop_ids_BJ,
       done_B=state.done_B | is_stop_B,

@@ -18,7 +18,8 @@ from absl.testing import absltest, parameterized
 import tests.setup_jax  # noqa: F401
 from experiments import common, generate, trace
 from experiments.run_config import FLAG_GROUPS
-from specjax import decode, testing
+from specjax import state as states
+from specjax import testing
 from specjax.models import load
 from specjax.tokenizers import ByteTokenizer
 
@@ -492,7 +493,7 @@ class ShownTest(parameterized.TestCase):
         self.assertEqual('{-' in last, '{+' in last)
 
   def test_the_trace_of_a_batch(self):
-    info = decode.StepInfo(
+    info = states.StepInfo(
       draft_BK=np.array([list(b'abcd'), list(b'ef\n\0'), [0] * 4]),
       num_draft_B=np.array([4, 3, 4]),
       num_accepted_B=np.array([2, 3, 0]),

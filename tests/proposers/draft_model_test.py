@@ -8,6 +8,7 @@ from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
 from specjax import decode
+from specjax import state as states
 from specjax.models.toy import ToyModel
 from specjax.proposers.draft_model import DraftModel
 from specjax.verify import chain
@@ -37,7 +38,7 @@ class AcceptanceTest(parameterized.TestCase):
       index = np.arange(row.max_new)
       is_bonus = (index % (k + 1) == k) | (index == row.max_new - 1)
       np.testing.assert_array_equal(
-        source, np.where(is_bonus, decode.BONUS, decode.ACCEPTED)
+        source, np.where(is_bonus, states.BONUS, states.ACCEPTED)
       )
       if temperature == 1:
         overlap = run.emitted(b, 'overlap_BL')[~is_bonus]
@@ -107,10 +108,10 @@ class SilenceTest(parameterized.TestCase):
       num_draft = run.emitted(b, 'num_draft_BL')
       # No draft stands at or beyond the draft's last position.
       room = max(limit - len(row.prompt), 0)
-      np.testing.assert_array_equal(source[room:], decode.BONUS)
+      np.testing.assert_array_equal(source[room:], states.BONUS)
       np.testing.assert_array_equal(num_draft[room:], 0)
       self.assertEqual(
-        int(np.sum(source == decode.ACCEPTED)) > 0, room > 0, row
+        int(np.sum(source == states.ACCEPTED)) > 0, room > 0, row
       )
 
   @parameterized.parameters(0.0, 1.0)
