@@ -49,7 +49,6 @@ _OUT_OF_MEMORY = (
   'not enough memory for these sizes; a smaller model, --batch_size, '
   '--max_length or --dtype may fit.'
 )
-MESH_AXES = ('data', 'model')
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -278,27 +277,6 @@ def parse_logit_bias(text: str) -> tuple[tuple[int, float], ...]:
   return tuple(bias.items())
 
 
-def parse_mesh(text: str, name: str = '--mesh') -> tuple[tuple[str, int], ...]:
-  """Mesh axes and their sizes from 'data:1,model:1'; '' has none.
-
-  Raises:
-    ValueError: an axis is unknown or comes twice, or a size is not >= 1.
-
-  >>> parse_mesh('data:1,model:4')
-  (('data', 1), ('model', 4))
-  """
-  axes = {}
-  for item in _items(text):
-    axis, _, size = item.partition(':')
-    if axis not in MESH_AXES or axis in axes or not _natural(size):
-      raise ValueError(
-        f'{name} must be AXIS:SIZE,AXIS:SIZE with different axes of '
-        f'{", ".join(MESH_AXES)} and sizes >= 1, got {item!r} in {text!r}.'
-      )
-    axes[axis] = _natural(size)
-  return tuple(axes.items())
-
-
 def _items(text: str) -> list[str]:
   return [item.strip() for item in text.split(',')] if text.strip() else []
 
@@ -433,13 +411,6 @@ def write_json(path: str, obj: Any):
     os.replace(temporary, target)
   finally:
     temporary.unlink(missing_ok=True)
-
-
-def append_jsonl(path: str, obj: Any):
-  """Adds one line to a JSONL file; conversions as in `write_json`."""
-  line = json.dumps(_plain(obj), allow_nan=False) + '\n'
-  with open(path, 'a', encoding='utf-8') as file:
-    file.write(line)
 
 
 class Progress:

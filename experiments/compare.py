@@ -49,8 +49,8 @@ def row(report: dict[str, Any], baseline: dict[str, Any]) -> tuple[str, bool]:
     config['verify'],
     config['dtype'],
     'yes' if config['exact'] else 'no',
-    f'{total["block_efficiency"]:.2f}',
-    f'{total["tokens_per_second"]:.2f}',
+    f'{total["block_efficiency"] or 0:.2f}',
+    f'{total["tokens_per_second"] or 0:.2f}',
     f'{num_equal} of {len(pairs)}',
   )
   return f'| {" | ".join(cells)} |', num_equal == len(pairs)
@@ -60,7 +60,12 @@ def read(path: str) -> dict[str, Any]:
   """A result file of generate.py."""
   try:
     report = json.loads(pathlib.Path(path).read_bytes())
-    report['config'], report['aggregate'], report['requests']
+    for name in ('proposer', 'verify', 'dtype', 'exact'):
+      report['config'][name]
+    for name in ('block_efficiency', 'tokens_per_second'):
+      report['aggregate'][name]
+    for request in report['requests']:
+      request['prompt_tokens'], request['seed'], request['tokens']
   except (ValueError, KeyError, TypeError):
     raise ValueError(f'{path!r} is not a result of generate.py.') from None
   return report

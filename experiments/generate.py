@@ -21,11 +21,10 @@ from experiments import common, prompts, trace
 from experiments.run_config import FLAG_GROUPS, RunConfig, config_from_flags
 from specjax import chat, generation, metrics
 from specjax.decode import Decoder
-from specjax.detokenize import StreamDecoder
-from specjax.generation import Request, Result
 from specjax.models import load
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
+from specjax.requests import Request, Result, unanswered
 from specjax.tokenizers import check_same_vocabulary
 from specjax.verify import chain
 
@@ -54,7 +53,7 @@ def make_proposer(
 
 def choose_rule(name: str, rows: list[prompts.Conversation]) -> chain.Rule:
   """The rule by name; 'auto' looks at the rows' temperatures."""
-  warm = [row.options.temperature for row in rows if row.options.temperature]
+  warm = [row.options.temperature for row in rows if not row.options.is_greedy]
   if name == 'auto':
     name = 'rejection' if warm else 'greedy'
   if name == 'greedy' and warm:
@@ -108,7 +107,9 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
     width=config.num_draft_tokens + 1 if config.exact else None,
   )
   params = {'target': target.params, 'proposer': proposer_params}
-  results: list[Result] = []
+  if isinstance(proposer, DraftModel):
+    _warn_of_short_draft(proposer, decoder.max_length)
+  shown = _Shown(config, target, out)
   for turn in range(max(len(talk.turns) for talk in talks)):
     speaking = [talk for talk in talks if turn < len(talk.turns)]
     requests = [talk.ask(turn) for talk in speaking]
@@ -118,7 +119,11 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
       decoder,
       max_length=max(decoder.max_length, _max_length(config, target, most)),
     )
-    shown = _Shown(config, target, requests, out)
+    for i, request in reversed(list(enumerate(requests))):
+      if turn and len(request.prompt_tokens) > decoder.max_length:
+        # The answers so far have filled the buffer: this talk ends here, and
+        # nothing that was generated is lost.
+        speaking.pop(i).end(unanswered(requests.pop(i), decoder.num_rows - 1))
     stages = _Stages(config, len(requests))
     answers = generation.generate(
       decoder,
@@ -126,7 +131,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
       requests,
       target.tokenizer,
       batch_size=config.batch_size,
-      on_commit=shown.on_commit if config.stream else None,
+      on_text=shown.on_text if config.stream else None,
       on_step=shown.on_step if config.trace else None,
       on_batch=stages.decoding,
     )
@@ -135,8 +140,17 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
         talk.hear(result)
         stages.pause()
         shown.result(result)
-        results.append(result)
+  results = [result for talk in talks for result in talk.results]
   return _report(config, decoder, results, seconds_load)
+
+
+def _warn_of_short_draft(draft: DraftModel, max_length: int):
+  if draft.model.context_length < max_length:
+    print(
+      f'the draft falls silent behind {draft.model.context_length} tokens, its '
+      f'context; rows may have {max_length}.',
+      file=sys.stderr,
+    )
 
 
 class _Stages:
@@ -176,11 +190,16 @@ class _Talk:
     self._config, self._target, self._row = config, target, row
     self._messages: list[dict[str, str]] = []
     self._text = ''
+    self._is_over = False
+    self.results: list[Result] = []
     if config.system is not None:
       self._messages.append({'role': 'system', 'content': config.system})
 
   @property
   def turns(self) -> tuple[str, ...]:
+    """The turns that are, or will be, asked."""
+    if self._is_over:
+      return self._row.turns[: len(self.results)]
     return self._row.turns
 
   def ask(self, turn: int) -> Request:
@@ -212,7 +231,13 @@ class _Talk:
       stop_ids=tuple(sorted({*stop_ids, *self._config.stop_ids})),
     )
 
+  def end(self, result: Result):
+    """The last turn could not be asked any more."""
+    self.results.append(result)
+    self._is_over = True
+
   def hear(self, result: Result):
+    self.results.append(result)
     self._messages.append({'role': 'assistant', 'content': result.text})
     self._text += result.text
 
@@ -237,32 +262,21 @@ def _max_length(config: RunConfig, target: load.Loaded, most: int) -> int:
 class _Shown:
   """What a person sees on stdout while the requests are served."""
 
-  def __init__(self, config, target, requests, out):
-    self._config, self._requests, self._out = config, requests, out
-    self._num_shown = 0
-    self._stream = StreamDecoder(target.tokenizer, requests[0].stop)
-    self._tokenizer = target.tokenizer
+  def __init__(self, config: RunConfig, target: load.Loaded, out: TextIO):
+    self._config, self._out = config, out
     self.on_step = trace.Trace(
       target.tokenizer, out, out.isatty(), config.batch_size
     )
     if config.trace:
       out.write(f'each line is a step: {self.on_step.legend()}\n')
 
-  def on_commit(self, row: int, ids, is_done: bool):
-    del row, is_done  # --stream has one row, and `result` ends it.
-    stops = {*self._requests[self._num_shown].stop_ids}
-    self._out.write(self._stream.push([i for i in ids if i not in stops]))
+  def on_text(self, row: int, text: str):
+    del row  # --stream has one.
+    self._out.write(text)
     self._out.flush()
 
   def result(self, result: Result):
-    if self._config.stream:
-      self._out.write(self._stream.finish() + '\n')
-      self._num_shown += 1
-      if self._num_shown < len(self._requests):
-        stop = self._requests[self._num_shown].stop
-        self._stream = StreamDecoder(self._tokenizer, stop)
-    else:
-      self._out.write(result.text + '\n')
+    self._out.write('\n' if self._config.stream else result.text + '\n')
     self._out.flush()
 
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from experiments import common
-from specjax import generation, noise
+from specjax import noise, requests
 from specjax.sampling import SamplingOptions
 
 # What a row of a JSONL file may set for itself.
@@ -72,6 +72,8 @@ def read(
       f'exactly one of {", ".join(sources)} must be given, got '
       f'{" and ".join(given) or "none"}.'
     )
+  if limit is not None and prompts_jsonl is None:
+    raise ValueError('--limit needs --prompts_jsonl.')
   if limit is not None and limit < 1:
     raise ValueError(f'limit must be >= 1, got {limit}.')
   if prompts_jsonl is not None:
@@ -124,7 +126,7 @@ def _row(line: str, index: int, defaults: Conversation) -> Conversation:
     options=dataclasses.replace(defaults.options, **own),
     seed=noise.check_seed(setting('seed', defaults.seed + index)),
     stop=tuple(stop),
-    max_new_tokens=generation.check_max_new_tokens(
+    max_new_tokens=requests.check_max_new_tokens(
       setting('max_new_tokens', defaults.max_new_tokens)
     ),
   )

@@ -5,7 +5,7 @@ import dataclasses
 from absl import flags
 
 from experiments import common
-from specjax import generation, noise
+from specjax import noise, requests
 from specjax.proposers.base import check_num_draft_tokens
 from specjax.proposers.ngram import NGram
 from specjax.sampling import SamplingOptions
@@ -248,7 +248,7 @@ class RunConfig:
     noise.check_seed(self.seed)
     if self.batch_size < 1:
       raise ValueError(f'batch_size must be >= 1, got {self.batch_size}.')
-    generation.check_max_new_tokens(self.max_new_tokens)
+    requests.check_max_new_tokens(self.max_new_tokens)
     if '' in self.stop:
       raise ValueError("stop must not hold an empty text, got ''.")
     if self.max_length is not None and self.max_length < 1:

@@ -59,12 +59,9 @@ class Trace:
     )
     draft = info.draft_BK[row].tolist()
     own = 'correction' if accepted < drafted else 'bonus'
-    # A stop id among the accepted drafts ends the step: what was drafted
-    # behind it was not rejected.
-    rejected = draft[accepted:drafted] if accepted < emitted else []
     parts = [
       ('accepted', draft[:accepted]),
-      ('rejected', rejected),
+      ('rejected', draft[accepted:drafted]),
       (own, info.tokens_BN[row, accepted:emitted].tolist()),
     ]
     return ''.join(

@@ -16,13 +16,14 @@ A target, a proposer and a rule make a `Decoder`; `generate` serves requests.
 """
 
 from specjax.decode import Decoder
-from specjax.generation import Request, Result, generate
+from specjax.generation import generate
 from specjax.models.base import LanguageModel
 from specjax.models.load import Loaded, load
 from specjax.models.transformer import Transformer
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.ngram import NGram
+from specjax.requests import Request, Result
 from specjax.sampling import SamplingOptions
 from specjax.state import DecodeState, StepInfo
 from specjax.tokenizers import (

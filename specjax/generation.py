@@ -1,7 +1,7 @@
 """From requests to results: batches, stop strings, streams, records.
 
-The device runs the loop; here the host fills batches, looks for stop strings
-between bounded runs, cuts what came after them, and counts.
+The device runs the loop; here the host fills batches, reads what was emitted
+between bounded runs, cuts what stands behind a stop string, and counts.
 """
 
 import dataclasses
@@ -12,109 +12,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, metrics, noise, sampling
+from specjax import decode, metrics, sampling
 from specjax import state as states
 from specjax.decode import Decoder
-from specjax.detokenize import find_stop
-from specjax.sampling import SamplingOptions
+from specjax.detokenize import StreamDecoder
+from specjax.requests import Request, Result, Timing
 from specjax.shapes import Params
 from specjax.state import DecodeState, StepInfo
 from specjax.tokenizers import Tokenizer, pad_batch
+from specjax.verify.chain import Greedy
 
 _CHECK_EVERY = 8  # Steps between two looks for stop strings.
 _UNBOUNDED = 2**31 - 1
 
-
-def check_max_new_tokens(value: int) -> int:
-  """Returns `value`; raises ValueError unless it is in 0..2**31 - 1.
-
-  >>> check_max_new_tokens(-1)
-  Traceback (most recent call last):
-  ...
-  ValueError: max_new_tokens must be a whole number in 0..2147483647, got -1.
-  """
-  is_whole = isinstance(value, int) and not isinstance(value, bool)
-  if not is_whole or not 0 <= value <= _UNBOUNDED:
-    raise ValueError(
-      f'max_new_tokens must be a whole number in 0..{_UNBOUNDED}, got '
-      f'{value!r}.'
-    )
-  return value
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-  """One prompt and how to continue it.
-
-  Attributes:
-    prompt: the text as fed, for the record.
-    prompt_tokens: its ids, at least one.
-    options: sampling settings.
-    seed: 0..2**32 - 1.
-    max_new_tokens: at least 0.
-    stop: texts at which the output ends, themselves not included.
-    stop_ids: ids that end the output.
-
-  >>> Request(prompt_tokens=(), max_new_tokens=5)
-  Traceback (most recent call last):
-  ...
-  ValueError: the prompt must have at least one token.
-  """
-
-  prompt: str = ''
-  prompt_tokens: tuple[int, ...]
-  options: SamplingOptions = SamplingOptions()
-  seed: int = 0
-  max_new_tokens: int
-  stop: tuple[str, ...] = ()
-  stop_ids: tuple[int, ...] = ()
-
-  def __post_init__(self):
-    if not self.prompt_tokens:
-      raise ValueError('the prompt must have at least one token.')
-    noise.check_seed(self.seed)
-    check_max_new_tokens(self.max_new_tokens)
-    if '' in self.stop:
-      raise ValueError("stop must not hold an empty text, got ''.")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Timing:
-  """Seconds of a batch; compilation is apart."""
-
-  compile: float
-  prefill: float
-  decode: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Result:
-  """What became of a request.
-
-  Attributes:
-    request: the request.
-    tokens: emitted ids; a stop id, or the token that completed a stop string,
-      is the last of them.
-    text: their text, without special tokens and the stop id, ending before a
-      stop string.
-    finish_reason: 'stop', 'length', 'context' or 'error'.
-    logprobs: nats of each token under the raw target law.
-    tally: counts of its verifications, after cuts.
-    timing: of the batch it was in.
-  """
-
-  request: Request
-  tokens: tuple[int, ...]
-  text: str
-  finish_reason: str
-  logprobs: tuple[float, ...]
-  tally: metrics.Tally
-  timing: Timing
-
-
-# Called after every run of the loop with the row, the tokens that are new and
-# will stay, and whether the row has ended.
-OnCommit = Callable[[int, Sequence[int], bool], None]
+# Called with a row and the text that is now certain.
+OnText = Callable[[int, str], None]
 OnStep = Callable[[StepInfo], None]
 
 
@@ -125,7 +37,7 @@ def generate(
   tokenizer: Tokenizer,
   *,
   batch_size: int,
-  on_commit: OnCommit | None = None,
+  on_text: OnText | None = None,
   on_step: OnStep | None = None,
   on_batch: Callable[[int], None] | None = None,
 ) -> Iterator[Result]:
@@ -137,13 +49,13 @@ def generate(
     requests: any number; the last batch is filled up with empty rows.
     tokenizer: the target's.
     batch_size: B.
-    on_commit: makes the loop return to the host after every step.
-    on_step: likewise, and is handed each `StepInfo`.
+    on_text: makes the loop return to the host after every step.
+    on_step: likewise, and is handed each `StepInfo`, after cuts.
     on_batch: called with the number of a batch before it starts.
 
   Raises:
     ValueError: a prompt that does not fit into `decoder.max_length`, or holds
-      an id outside the vocabulary.
+      an id outside the vocabulary; `Greedy` with a temperature above 0.
   """
   if batch_size < 1:
     raise ValueError(f'batch_size must be >= 1, got {batch_size}.')
@@ -161,6 +73,33 @@ def generate(
         f'prompt ids must be in 0..{vocab_size - 1}, got {wrong[0]} in row '
         f'{row}.'
       )
+    if isinstance(decoder.verify, Greedy) and not request.options.is_greedy:
+      raise ValueError(
+        'verification by greedy needs temperature 0, got '
+        f'{request.options.temperature} in row {row}.'
+      )
+  return _serve(
+    decoder,
+    params,
+    requests,
+    tokenizer,
+    batch_size,
+    on_text,
+    on_step,
+    on_batch,
+  )
+
+
+def _serve(
+  decoder: Decoder,
+  params: Params,
+  requests: Sequence[Request],
+  tokenizer: Tokenizer,
+  batch_size: int,
+  on_text: OnText | None,
+  on_step: OnStep | None,
+  on_batch: Callable[[int], None] | None,
+) -> Iterator[Result]:
   everyones = [request.options for request in requests]
   most_stop_ids = max((len(r.stop_ids) for r in requests), default=0)
   # Rounded up: one more id compiles nothing new.
@@ -187,8 +126,9 @@ def generate(
     jax.block_until_ready(state)
     seconds_prefill = time.perf_counter() - clock
     clock = time.perf_counter()
-    state, cuts = _run_to_end(
-      decoder, params, state, settings, batch, tokenizer, on_commit, on_step
+    readers = [_Reader(tokenizer, request) for request in batch]
+    state = _run_to_end(
+      decoder, params, state, settings, readers, on_text, on_step
     )
     timing = Timing(
       compile=seconds_compile,
@@ -197,10 +137,8 @@ def generate(
     )
     seconds_compile = 0.0  # Counted once, with the first batch.
     rows = jax.device_get(_records(state))
-    for row, request in enumerate(batch[: len(requests) - start]):
-      yield _result(
-        decoder, rows, row, request, cuts.get(row), tokenizer, timing
-      )
+    for row, reader in enumerate(readers[: len(requests) - start]):
+      yield _result(decoder, rows, row, reader, timing)
 
 
 def _device_inputs(
@@ -239,57 +177,102 @@ def _warm_up(decoder, params, inputs, settings, *, with_info) -> float:
   return time.perf_counter() - clock
 
 
+class _Reader:
+  """Follows one row: its text as it grows, and where a stop string cuts it.
+
+  Attributes:
+    request: of the row.
+    text: so far; without special tokens, the stop id and the stop string.
+    num_kept: emitted tokens that stay.
+    is_done: nothing more will come.
+    is_cut: a stop string completed.
+  """
+
+  def __init__(self, tokenizer: Tokenizer, request: Request):
+    self.request = request
+    self.text = ''
+    self.num_kept = 0
+    self.is_done = False
+    self._stream = StreamDecoder(tokenizer, request.stop)
+
+  @property
+  def is_cut(self) -> bool:
+    return self._stream.is_stopped
+
+  def read(self, buffer: list[int], length: int, reason: int) -> str:
+    """Takes the row as it is now and returns the text that is new.
+
+    Args:
+      buffer: the row's ids, prompt included.
+      length: how many of them are committed.
+      reason: the device's finish reason.
+    """
+    if self.is_done:
+      return ''
+    begin = len(self.request.prompt_tokens)
+    fresh = buffer[begin + self.num_kept : length]
+    is_stop_id = reason == states.STOP
+    text = self._stream.push(fresh[: len(fresh) - is_stop_id])
+    self.num_kept = self._stream.num_tokens
+    self.num_kept += is_stop_id and not self.is_cut
+    self.is_done = self.is_cut or reason != states.RUNNING
+    if self.is_done:
+      text += self._stream.finish()
+    self.text += text
+    return text
+
+
 def _run_to_end(
   decoder: Decoder,
   params: Params,
   state: DecodeState,
   settings: sampling.Sampling,
-  batch: list[Request],
-  tokenizer: Tokenizer,
-  on_commit: OnCommit | None,
+  readers: list[_Reader],
+  on_text: OnText | None,
   on_step: OnStep | None,
-) -> tuple[DecodeState, dict[int, tuple[int, str]]]:
-  """Runs until every row is done.
-
-  Returns:
-    The last state, and for rows that met a stop string how many emitted
-    tokens they keep and their text.
-  """
-  has_stops = any(request.stop for request in batch)
+) -> DecodeState:
+  """Runs until every row is done, on the device or for its reader."""
   max_steps = _UNBOUNDED
-  if has_stops:
+  if any(reader.request.stop for reader in readers):
     max_steps = _CHECK_EVERY
-  if on_commit is not None:
+  if on_text is not None:
     max_steps = 1
-  cuts: dict[int, tuple[int, str]] = {}
-  num_shown = [len(request.prompt_tokens) for request in batch]
   while True:
     if on_step is not None:
       state, info = decode.step(decoder, params, state, settings)
-      on_step(jax.device_get(info))
     else:
       state = decode.run(decoder, params, state, settings, jnp.int32(max_steps))
-    if has_stops or on_commit is not None:
-      tokens_BL, length_B, done_B = jax.device_get(
-        (state.tokens_BL, state.length_B, state.done_B)
+    tokens_BL, length_B, reason_B, done_B = jax.device_get(
+      (state.tokens_BL, state.length_B, state.finish_reason_B, state.done_B)
+    )
+    had_B = np.array([reader.num_kept for reader in readers])
+    for row, reader in enumerate(readers):
+      text = reader.read(
+        tokens_BL[row].tolist(), int(length_B[row]), int(reason_B[row])
       )
-      for row, request in enumerate(batch):
-        begin = len(request.prompt_tokens)
-        emitted = tokens_BL[row, begin : length_B[row]].tolist()
-        if request.stop and row not in cuts:
-          cut = find_stop(tokenizer, emitted, request.stop)
-          if cut is not None:
-            cuts[row] = cut
-        end = begin + cuts[row][0] if row in cuts else length_B[row]
-        is_done = bool(done_B[row]) or row in cuts
-        if on_commit is not None and end > num_shown[row]:
-          on_commit(row, tokens_BL[row, num_shown[row] : end].tolist(), is_done)
-          num_shown[row] = end
-      is_cut_B = np.isin(np.arange(len(batch)), list(cuts))
-      if np.any(is_cut_B & ~done_B):
-        state = state.replace(done_B=jnp.asarray(done_B | is_cut_B))
-    if bool(jnp.all(state.done_B)):
-      return state, cuts
+      if on_text is not None and text:
+        on_text(row, text)
+    if on_step is not None:
+      on_step(_cut_info(jax.device_get(info), readers, had_B))
+    is_done_B = np.array([reader.is_done for reader in readers])
+    if np.all(is_done_B):
+      return state
+    if np.any(is_done_B & ~done_B):
+      state = state.replace(done_B=jnp.asarray(is_done_B))
+
+
+def _cut_info(
+  info: StepInfo, readers: list[_Reader], had_B: np.ndarray
+) -> StepInfo:
+  """What a step did, less what stands behind a stop: as it is counted."""
+  kept_B = np.array([reader.num_kept for reader in readers]) - had_B
+  is_stop_B = np.array([reader.is_done for reader in readers])
+  room_B = np.where(is_stop_B, kept_B, info.draft_BK.shape[1])
+  return info.replace(
+    num_emitted_B=np.minimum(info.num_emitted_B, kept_B),
+    num_accepted_B=np.minimum(info.num_accepted_B, kept_B),
+    num_draft_B=np.minimum(info.num_draft_B, room_B),
+  )
 
 
 def _records(state: DecodeState) -> dict[str, jax.Array]:
@@ -310,27 +293,18 @@ def _result(
   decoder: Decoder,
   rows: dict[str, np.ndarray],
   row: int,
-  request: Request,
-  cut: tuple[int, str] | None,
-  tokenizer: Tokenizer,
+  reader: _Reader,
   timing: Timing,
 ) -> Result:
-  begin, end = len(request.prompt_tokens), int(rows['length'][row])
   reason = states.FINISH_REASONS[int(rows['reason'][row])]
-  if cut is not None:
-    end, reason = begin + cut[0], 'stop'
-  emitted = slice(begin, end)
-  tokens = tuple(rows['tokens'][row, emitted].tolist())
-  if cut is not None:
-    text = cut[1]
-  else:
-    # Special tokens are no text, as in a stream.
-    ends = int(reason == 'stop')
-    text = tokenizer.decode(tokens[: len(tokens) - ends], skip_special=True)
+  if reader.is_cut:
+    reason = states.FINISH_REASONS[states.STOP]
+  begin = len(reader.request.prompt_tokens)
+  emitted = slice(begin, begin + reader.num_kept)
   return Result(
-    request=request,
-    tokens=tokens,
-    text=text,
+    request=reader.request,
+    tokens=tuple(rows['tokens'][row, emitted].tolist()),
+    text=reader.text,
     finish_reason=reason,
     logprobs=tuple(rows['logprob'][row, emitted].tolist()),
     tally=metrics.tally(

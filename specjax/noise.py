@@ -79,6 +79,8 @@ def draw_keys(seed: Array, purpose: int, length: Array, num_keys: int) -> Key:
 def gumbel(key: Key, vocab_size: int) -> Array:
   """Standard Gumbel noise over the true ids, float32 [V].
 
-  Always one row at the true width: the values depend on the shape.
+  Always one row at the true width: the values depend on the shape. The mode
+  is 'high': the usual 23 random bits end at 15.9, and ids below a probability
+  of 1e-6 would be drawn too rarely or never.
   """
-  return jax.random.gumbel(key, (vocab_size,), jnp.float32, mode='low')
+  return jax.random.gumbel(key, (vocab_size,), jnp.float32, mode='high')

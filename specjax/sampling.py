@@ -26,11 +26,11 @@ class SamplingOptions:
   """One request's settings, on the host, checked when made.
 
   Attributes:
-    temperature: 0 is greedy; below float32's smallest normal number too.
+    temperature: 0 is greedy; so is a number below float32's least normal one.
     top_k: keep the k most likely ids (value descending, id ascending); 0 off.
     top_p: keep the fewest most likely ids with this much mass; 1 off.
     min_p: keep ids at least this fraction as likely as the best; 0 off.
-    repetition_penalty: > 0; divides positive and multiplies negative logits
+    repetition_penalty: divides positive and multiplies negative logits
       of ids in prompt or output; 1 off.
     presence_penalty: subtracted once from ids in the output; 0 off.
     frequency_penalty: subtracted per occurrence in the output; 0 off.
@@ -44,7 +44,7 @@ class SamplingOptions:
   >>> SamplingOptions(temperature=-0.5)
   Traceback (most recent call last):
   ...
-  ValueError: temperature must be a finite number >= 0, got -0.5.
+  ValueError: temperature must be in [0, 1e6], got -0.5.
   """
 
   temperature: float = 0.0
@@ -64,7 +64,7 @@ class SamplingOptions:
       if not (is_number(value) and ok(value)):  # No rule holds for a NaN.
         raise ValueError(f'{name} must be {rule}, got {value!r}.')
 
-    check('temperature', 'a finite number >= 0', lambda x: 0 <= x < 1e30)
+    check('temperature', 'in [0, 1e6]', lambda x: 0 <= x <= 1e6)
     check(
       'top_k',
       f'a whole number in 0..{2**31 - 1}',
@@ -72,13 +72,14 @@ class SamplingOptions:
     )
     check('top_p', 'in (0, 1]', lambda x: 0 < x <= 1)
     check('min_p', 'in [0, 1]', lambda x: 0 <= x <= 1)
-    check('repetition_penalty', 'a finite number > 0', lambda x: 0 < x < 1e30)
-    check('presence_penalty', 'a finite number', lambda x: abs(x) < 1e30)
-    check('frequency_penalty', 'a finite number', lambda x: abs(x) < 1e30)
+    # Bounds far from where float32 would turn a law into NaN.
+    check('repetition_penalty', 'in [1e-6, 1e6]', lambda x: 1e-6 <= x <= 1e6)
+    check('presence_penalty', 'in [-1e6, 1e6]', lambda x: abs(x) <= 1e6)
+    check('frequency_penalty', 'in [-1e6, 1e6]', lambda x: abs(x) <= 1e6)
     for token, bias in self.logit_bias:
-      if not (is_number(bias) and abs(bias) < 1e30):
+      if not (is_number(bias) and abs(bias) <= 1e9):
         raise ValueError(
-          f'logit_bias of id {token} must be a finite number, got {bias}.'
+          f'logit_bias of id {token} must be in [-1e9, 1e9], got {bias}.'
         )
     if self.allowed_ids is not None:
       if not set(self.allowed_ids) - set(self.banned_ids):
@@ -86,6 +87,11 @@ class SamplingOptions:
           'allowed_ids must leave at least one id that is not banned, '
           f'got {sorted(self.allowed_ids)}.'
         )
+
+  @property
+  def is_greedy(self) -> bool:
+    """The host's side of `is_greedy` below: the same threshold."""
+    return self.temperature < TINY
 
 
 @flax.struct.dataclass
@@ -374,6 +380,8 @@ def _keep_top_p(y_BTV: Array, p_B11: Array) -> Array:
   bits_BTV = _ordered_bits(y_BTV)
   weight_BTV = jnp.exp(y_BTV)
   need_BT1 = p_B11 * jnp.sum(weight_BTV, axis=-1, keepdims=True)
+  # The best id weighs 1: it is kept even where top_p is 0 in float32.
+  need_BT1 = jnp.maximum(need_BT1, TINY)
 
   def mass(is_in_BTV):
     return jnp.sum(jnp.where(is_in_BTV, weight_BTV, 0), axis=-1, keepdims=True)

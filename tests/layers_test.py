@@ -26,7 +26,7 @@ ROOMS = (
   ('verify',),
   ('state',),
   ('metrics', 'commit'),
-  ('decode',),
+  ('decode', 'requests'),
   ('generation',),
   ('training',),
   ('testing',),

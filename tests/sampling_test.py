@@ -109,6 +109,9 @@ class TransformTest(parameterized.TestCase):
     ),
     (dict(top_p=0.4), [0.25] * 4, [0.5, 0.5, 0, 0]),  # Ties by id.
     (dict(top_p=1e-6), [0.2, 0.3, 0.3, 0.2], [0, 1, 0, 0]),
+    # 0 and subnormal in float32: never a law without any id.
+    (dict(top_p=1e-40), [0.2, 0.3, 0.3, 0.2], [0, 1, 0, 0]),
+    (dict(top_p=1e-300), [0.2, 0.3, 0.3, 0.2], [0, 1, 0, 0]),
     (dict(min_p=0.7), [0.5, 0.3, 0.2], [1, 0, 0]),
     (dict(min_p=0.5), [0.5, 0.3, 0.2], [0.625, 0.375, 0]),
     (
@@ -282,11 +285,11 @@ class DrawTest(parameterized.TestCase):
 
 class OptionsTest(parameterized.TestCase):
   @parameterized.parameters(
-    ('temperature', -0.5, 'a finite number >= 0, got -0.5'),
-    ('temperature', float('nan'), 'a finite number >= 0, got nan'),
-    ('temperature', float('inf'), 'a finite number >= 0, got inf'),
-    ('temperature', '1', "a finite number >= 0, got '1'"),
-    ('temperature', True, 'a finite number >= 0, got True'),
+    ('temperature', -0.5, r'in \[0, 1e6\], got -0.5'),
+    ('temperature', float('nan'), r'in \[0, 1e6\], got nan'),
+    ('temperature', float('inf'), r'in \[0, 1e6\], got inf'),
+    ('temperature', '1', r"in \[0, 1e6\], got '1'"),
+    ('temperature', True, r'in \[0, 1e6\], got True'),
     ('top_k', -1, 'a whole number in 0..2147483647, got -1'),
     ('top_k', 2.5, 'a whole number in 0..2147483647, got 2.5'),
     ('top_k', 2**31, 'a whole number in 0..2147483647, got 2147483648'),
@@ -294,10 +297,11 @@ class OptionsTest(parameterized.TestCase):
     ('top_p', 1.1, r'in \(0, 1\], got 1.1'),
     ('min_p', -0.1, r'in \[0, 1\], got -0.1'),
     ('min_p', 2, r'in \[0, 1\], got 2'),
-    ('repetition_penalty', 0.0, 'a finite number > 0, got 0.0'),
-    ('repetition_penalty', float('inf'), 'a finite number > 0, got inf'),
-    ('presence_penalty', float('nan'), 'a finite number, got nan'),
-    ('frequency_penalty', float('inf'), 'a finite number, got inf'),
+    ('repetition_penalty', 0.0, r'in \[1e-6, 1e6\], got 0.0'),
+    ('repetition_penalty', 1e-39, r'in \[1e-6, 1e6\], got 1e-39'),
+    ('repetition_penalty', float('inf'), r'in \[1e-6, 1e6\], got inf'),
+    ('presence_penalty', float('nan'), r'in \[-1e6, 1e6\], got nan'),
+    ('frequency_penalty', float('inf'), r'in \[-1e6, 1e6\], got inf'),
   )
   def test_value_out_of_range(self, name, value, message):
     with self.assertRaisesRegex(ValueError, f'^{name} must be {message}.$'):

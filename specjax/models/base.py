@@ -40,7 +40,7 @@ class LanguageModel(Protocol):
   and cache are arguments. Laws, held by the conformance tests: apply in chunks
   == at once; junk + keep == never written; no row sees another; writes past
   the last slot are dropped, never shifted; the hidden of token t does not
-  depend on tokens after t.
+  depend on tokens after t (as long as these are finite: 0 x NaN is NaN).
 
   Attributes:
     vocab_size: number of true token ids; logits have exactly this width.

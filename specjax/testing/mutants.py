@@ -70,8 +70,8 @@ class BrokenRejection:
     is_bonus = num_accepted == num_draft
     next_token = jnp.where(
       is_bonus,
-      chain.draw_token(p_V, noise.token_N, num_accepted),
-      chain.draw_token(weights_V, noise.residual_N, num_accepted),
+      chain.draw_token(jnp.log(p_V), noise.token_N, num_accepted),
+      chain.draw_token(jnp.log(weights_V), noise.residual_N, num_accepted),
     )
     return chain.Verdict(num_accepted, next_token)
 

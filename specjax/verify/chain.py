@@ -191,11 +191,11 @@ def block_accept_prob(
   return h_N.at[0].set(1.0), w_N
 
 
-def draw_token(weights_V: Array, noise_N: Array, index: Array) -> Array:
-  """Draws from unnormalised probabilities with the noise at `index`.
+def draw_token(log_weights_V: Array, noise_N: Array, index: Array) -> Array:
+  """Draws from softmax(log_weights) with the noise at `index`.
 
   Args:
-    weights_V: float32 [V], not negative, not all zero.
+    log_weights_V: float32 [V], -inf where an id is out; not all of them.
     noise_N: N typed keys, or Gumbel rows float32 [N, V], as in `Noise`.
     index: int32 [], which of the N.
 
@@ -204,8 +204,7 @@ def draw_token(weights_V: Array, noise_N: Array, index: Array) -> Array:
   """
   noise = noise_N[index]
   if jnp.issubdtype(noise_N.dtype, jax.dtypes.prng_key):
-    noise = noise_lib.gumbel(noise, weights_V.shape[0])
-  log_weights_V = jnp.where(weights_V > 0, jnp.log(weights_V), -jnp.inf)
+    noise = noise_lib.gumbel(noise, log_weights_V.shape[0])
   return jnp.argmax(log_weights_V + noise).astype(jnp.int32)
 
 
@@ -271,7 +270,9 @@ class Rejection:
     a_K = accept_prob(p_NV[index_K, draft_K], q_KV[index_K, draft_K])
     # Strictly less: a uniform can be 0, and p(x) = 0 must never be accepted.
     num_accepted = _leading((noise.accept_K < a_K) & (index_K < num_draft))
-    return _correct(noise, num_accepted, num_draft, p_NV, q_KV)
+    return _correct(
+      noise, num_accepted, num_draft, p_NV, q_KV, target_log_weights_NV
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,7 +340,14 @@ class Block:
     length_K = jnp.arange(1, draft_K.shape[0] + 1, dtype=jnp.int32)
     passes_K = (noise.accept_K < h_N[1:]) & (length_K <= num_draft)
     num_accepted = jnp.max(jnp.where(passes_K, length_K, 0), initial=0)
-    return _correct(noise, num_accepted, num_draft, w_N[:, None] * p_NV, q_KV)
+    return _correct(
+      noise,
+      num_accepted,
+      num_draft,
+      w_N[:, None] * p_NV,
+      q_KV,
+      target_log_weights_NV,
+    )
 
 
 def _accept_equal(own_N: Array, draft_K: Array, num_draft: Array) -> Verdict:
@@ -350,17 +358,29 @@ def _accept_equal(own_N: Array, draft_K: Array, num_draft: Array) -> Verdict:
 
 
 def _correct(
-  noise: Noise, num_accepted: Array, num_draft: Array, p_NV: Array, q_KV: Array
+  noise: Noise,
+  num_accepted: Array,
+  num_draft: Array,
+  p_NV: Array,
+  q_KV: Array,
+  target_log_weights_NV: Array,
 ) -> Verdict:
-  """The bonus from p after the last draft, else a draw from the residual."""
-  p_V = p_NV[num_accepted]
+  """The bonus from p after the last draft, else a draw from the residual.
+
+  The bonus is drawn as `Coupled` draws it, from the target's own log-weights,
+  so that plain decoding has one text per seed whatever the rule.
+  """
   is_bonus = num_accepted == num_draft
   q_NV = jnp.concatenate([q_KV, jnp.zeros_like(p_NV[:1])])
-  weights_V = jnp.where(is_bonus, p_V, residual(p_V, q_NV[num_accepted]))
+  log_residual_V = jnp.log(residual(p_NV[num_accepted], q_NV[num_accepted]))
+  log_weights_V = jnp.where(
+    is_bonus, target_log_weights_NV[num_accepted], log_residual_V
+  )
   noise_N = jnp.where(
     _per_row(is_bonus, noise.token_N), noise.token_N, noise.residual_N
   )
-  return Verdict(num_accepted, draw_token(weights_V, noise_N, num_accepted))
+  next_token = draw_token(log_weights_V, noise_N, num_accepted)
+  return Verdict(num_accepted, next_token)
 
 
 def _per_row(flag: Array, rows: Array) -> Array:

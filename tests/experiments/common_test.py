@@ -221,19 +221,6 @@ class ParseTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, '^--logit_bias must be ID:X,ID:X'):
       common.parse_logit_bias(text)
 
-  def test_mesh(self):
-    self.assertEqual(common.parse_mesh(''), ())
-    self.assertEqual(
-      common.parse_mesh('data:2,model:4'), (('data', 2), ('model', 4))
-    )
-
-  @parameterized.parameters(
-    'data', 'data:0', 'row:1', 'data:1,data:2', 'data:x'
-  )
-  def test_bad_mesh(self, text):
-    with self.assertRaisesRegex(ValueError, '^--mesh must be AXIS:SIZE'):
-      common.parse_mesh(text)
-
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -306,11 +293,6 @@ class FilesTest(parameterized.TestCase):
     self.assertEqual(common.read_text(self.path), '1\n')
     common.write_json(os.devnull, 1)
     self.assertFalse(os.path.isfile(os.devnull))
-
-  def test_append_jsonl(self):
-    common.append_jsonl(self.path, {'a': 1})
-    common.append_jsonl(self.path, {'a': float('nan')})
-    self.assertEqual(common.read_text(self.path), '{"a": 1}\n{"a": null}\n')
 
   def test_check_writable_creates_nothing(self):
     common.check_writable(self.path)

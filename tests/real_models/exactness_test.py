@@ -12,6 +12,7 @@ from specjax.models import load
 from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.ngram import NGram
+from specjax.requests import Request, Result
 from specjax.sampling import SamplingOptions
 from specjax.tokenizers import check_same_vocabulary
 from specjax.verify import chain
@@ -53,7 +54,7 @@ def run(
   *,
   batch_size,
   width=None,
-) -> list[generation.Result]:
+) -> list[Result]:
   decoder = decode.Decoder(
     target=target.model,
     proposer=proposer,
@@ -76,9 +77,9 @@ def draft_model(draft: load.Loaded, num_draft_tokens: int) -> DraftModel:
   )
 
 
-def make_requests(target, settings, max_new_tokens) -> list[generation.Request]:
+def make_requests(target, settings, max_new_tokens) -> list[Request]:
   return [
-    generation.Request(
+    Request(
       prompt=text,
       prompt_tokens=tuple(target.tokenizer.encode(text, add_special=True)),
       options=options,

@@ -13,6 +13,7 @@ import tests.setup_jax  # noqa: F401
 from specjax import decode, generation, tokenizers
 from specjax.models import load
 from specjax.proposers.base import Nothing
+from specjax.requests import Request
 from specjax.verify import chain
 from tests.real_models import files
 
@@ -93,7 +94,7 @@ def _own_greedy(ours: load.Loaded, prompts: list[list[int]]) -> list[list[int]]:
     max_length=128,
   )
   requests = [
-    generation.Request(prompt_tokens=tuple(ids), max_new_tokens=NUM_TOKENS)
+    Request(prompt_tokens=tuple(ids), max_new_tokens=NUM_TOKENS)
     for ids in prompts
   ]
   results = generation.generate(
