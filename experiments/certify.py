@@ -8,6 +8,7 @@ enumeration that shares no code with it. Then deliberate bugs are run, each of
 which must be caught. Exit code 1 if a case fails or a bug survives.
 """
 
+import re
 import sys
 from typing import Any
 
@@ -42,13 +43,8 @@ def summary(result: Certificate) -> str:
   ]
   loops = {}
   for case in result.cases:
-    is_pair = case.transform.startswith('pair')
-    key = (
-      case.proposer,
-      case.verify,
-      case.num_draft_tokens,
-      case.transform if is_pair else '',
-    )
+    remark = re.search(r'pair \w+|window \d+|$', case.transform).group()
+    key = (case.proposer, case.verify, case.num_draft_tokens, remark)
     loops.setdefault(key, []).append(case)
   for (proposer, verify, k, remark), cases in loops.items():
     p_value = min(case.p_value for case in cases)

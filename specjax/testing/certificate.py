@@ -190,6 +190,12 @@ def programs(*, quick: bool) -> list[loops.Program]:
   found = []
   for window in (None,) if quick else (None, 3):
     model, params = loops.toy_pair(jax.random.key(1), VOCAB_SIZE, window)
+    groups = GROUPS
+    if window is not None:
+      groups = [
+        dataclasses.replace(g, transform=f'{g.transform}, window {window}')
+        for g in GROUPS
+      ]
     for k in lengths if window is None else (2,):
       proposers = {
         'none': Nothing(),
@@ -212,7 +218,7 @@ def programs(*, quick: bool) -> list[loops.Program]:
                 prefill_chunk=2,
               ),
               params=params,
-              groups=_greedy(GROUPS) if is_greedy else GROUPS,
+              groups=_greedy(groups) if is_greedy else groups,
               rows=64 if is_greedy else ROWS,
               rounds=1 if is_greedy else rounds,
             )
