@@ -250,7 +250,7 @@ def certify(
     running = [pool.submit(_observe, p, report) for p in checked]
     hunts = [
       pool.submit(catch, mutant, threshold, report)
-      for mutant in mutants.all_mutants(4 * ROWS)
+      for mutant in mutants.all_mutants(8 * ROWS)
     ]
     enumerations = enumerate_rules()
     report(f'{len(enumerations)} enumerations of rules')
