@@ -72,10 +72,10 @@ def read(
       f'exactly one of {", ".join(sources)} must be given, got '
       f'{" and ".join(given) or "none"}.'
     )
-  if limit is not None and prompts_jsonl is None:
-    raise ValueError('--limit needs --prompts_jsonl.')
   if limit is not None and limit < 1:
     raise ValueError(f'limit must be >= 1, got {limit}.')
+  if limit is not None and prompts_jsonl is None:
+    raise ValueError(f'--limit={limit} needs --prompts_jsonl.')
   if prompts_jsonl is not None:
     return _read_jsonl(prompts_jsonl, limit, defaults)
   text = prompt if prompt is not None else common.read_text(prompt_file)

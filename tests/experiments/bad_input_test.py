@@ -99,6 +99,7 @@ class BadInputTest(Case):
     ('draft', ('--proposer=draft',), '--proposer=draft needs --draft'),
     ('draft_dtype', ('--draft_dtype=float32',), '--draft_dtype needs --draft'),
     ('limit', ('--limit=0',), 'limit must be >= 1', 'got 0'),
+    ('limit_of_one', ('--limit=7',), '--limit=7 needs --prompts_jsonl'),
     ('batch', ('--batch_size=0',), 'batch_size must be >= 1', 'got 0'),
     ('new_tokens', ('--max_new_tokens=-1',), '0..2147483647', '-1'),
     ('max_length', ('--max_length=0',), 'max_length must be >= 1', 'got 0'),
@@ -203,13 +204,13 @@ class BadInputTest(Case):
     (
       'temperature',
       '{"prompt": "a", "temperature": "0.5"}',
-      'temperature must be a finite number',
+      'temperature must be in [0, 1e6]',
       "'0.5'",
     ),
     (
       'temperature_huge',
       '{"prompt": "a", "temperature": 1%s}' % ('0' * 400),
-      'temperature must be a finite number',
+      'temperature must be in [0, 1e6]',
     ),
     ('digits', '{"prompt": "a", "seed": %s}' % ('1' * 5000), 'line 2'),
     ('nested', '[' * 100_000, 'not JSON'),
