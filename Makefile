@@ -1,8 +1,8 @@
 # Everything here needs python3 (3.11 or newer), make and git only.
 #   make PYTHON=python3.12 test      another interpreter
-#   make TEST_JOBS=2 test            tests in two processes
+#   make TEST_JOBS=1 test            tests in one process
 PYTHON ?= python3
-TEST_JOBS ?= 1
+TEST_JOBS ?= 2
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -73,7 +73,8 @@ doctest: $(READY)
 unit: $(READY)
 	$(SAY) 'Tests'
 	@$(RUN) -c "$(VERSIONS)"
-	@$(RUN) -m pytest $(if $(filter-out 1,$(TEST_JOBS)),-n $(TEST_JOBS))
+	@$(RUN) -m pytest --ignore=tests/real_models \
+	  $(if $(filter-out 1,$(TEST_JOBS)),-n $(TEST_JOBS))
 
 certify: $(READY)
 	@$(RUN) experiments/certify.py

@@ -403,7 +403,8 @@ class RowsTest(parameterized.TestCase):
     rows = [{'turns': ['def f', '\n\ndef g', '\n']}, {'turns': ['class']}]
     run = Run(*PAIR, '--max_new_tokens=6', rows=rows)
     self.assertLen(run.requests, 4)
-    first, other, second, third = run.requests
+    # A row's turns stand together, in the order of the input.
+    first, second, third, other = run.requests
     self.assertEqual(other['prompt'], 'class')
     self.assertEqual(second['prompt'], f'def f{first["text"]}\n\ndef g')
     self.assertEqual(third['prompt'], f'{second["prompt"]}{second["text"]}\n')
@@ -413,6 +414,14 @@ class RowsTest(parameterized.TestCase):
     # The same as asking for the last turn alone.
     again = Run(*PAIR, '--max_new_tokens=6', f'--prompt={third["prompt"]}')
     self.assertEqual(again.tokens[0], third['tokens'])
+
+  def test_a_turn_without_room_ends_its_row_alone(self):
+    rows = [{'turns': ['abc', 'x' * 50, 'y']}, {'turns': ['a', 'b', 'c']}]
+    run = Run(*PAIR, '--max_new_tokens=6', '--max_length=40', rows=rows)
+    reasons = [r['finish_reason'] for r in run.requests]
+    self.assertEqual(reasons, ['length', 'context'] + ['length'] * 3)
+    self.assertEqual(run.tokens[1], [])
+    self.assertEqual(run.metrics[1]['num_steps'], 0)
 
   def test_turns_find_room_however_long_the_answers_read(self):
     # Each of these bytes is half a character: read again, it is three bytes.
