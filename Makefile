@@ -94,7 +94,7 @@ parity: .venv-peers/.ready
 	$(if $(PARITY_TESTS),,$(error there are no parity tests))
 	$(SAY) 'Parity with transformers, and real models'
 	@.venv-peers/bin/python -c "$(VERSIONS)"
-	# A process for each: two files together would hold four models at once.
+	@# A process for each: two files together would hold four models at once.
 	@set -e; for file in $(PARITY_TESTS); do \
 	  .venv-peers/bin/python -m pytest -s "$$file"; done
 
