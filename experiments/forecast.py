@@ -210,55 +210,53 @@ def check(
   name: str, pair: Pair, collectives: Sequence[hlo.Collective]
 ) -> list[str]:
   """What a program has that it must not: a sentence for each finding."""
-  problems = []
-  for collective in collectives:
-    if _moves_logits(pair, collective):
-      problems.append(
-        f'{name}: logits over the vocabulary are moved by {collective}.'
-      )
-  tally = count(name, pair, collectives)
-  parts = {
-    'draft': {'step': (pair.draft, 1)},
-    'verify': {'step': (pair.target, 1)},
-    # Between the verification of one turn and the next, the first draft; with
-    # two drafts the scan is one pass and may lie open.
-    'loop': {'scan': (pair.draft, 1)},
-  }[name]
-  for part, (model, num_passes) in parts.items():
-    found = {
-      kind: figures['count']
-      for (p, size, kind), figures in tally.items()
-      if (p, size) == (part, WIDE)
-    }
-    asked = num_passes * asked_for(model)
-    if sum(found.values()) > asked or set(found) - {'all-reduce'}:
-      what = ', '.join(f'{n} {kind}' for kind, n in sorted(found.items()))
-      problems.append(
-        f'{name}: {what} of activations at {model.num_layers} layers, where '
-        f'the placement asks for {asked} all-reduce.'
-      )
-    if model is pair.draft and is_replicated(model):
-      num = sum(f['count'] for (p, _, _), f in tally.items() if p == part)
-      if num:
-        problems.append(
-          f'{name}: {num} collectives where the draft is on every device.'
-        )
+  problems = [
+    f'{name}: logits, or as much as them, are moved by {collective}.'
+    for collective in collectives
+    if moves_logits(pair, collective)
+  ]
+  # Of the loop, the drafts inside a turn: around them stands a verification.
+  part = 'scan' if name == 'loop' else 'step'
+  model = pair.target if name == 'verify' else pair.draft
+  tally = {
+    key: figures['count']
+    for key, figures in count(name, pair, collectives).items()
+    if key[0] == part
+  }
+  if model is pair.draft and is_replicated(model) and tally:
+    problems.append(
+      f'{name}: {sum(tally.values())} collectives, where the draft is whole '
+      'on every device.'
+    )
+    return problems
+  wide = {kind: n for (_, size, kind), n in tally.items() if size == WIDE}
+  asked = asked_for(model)
+  if sum(wide.values()) > asked or set(wide) - {'all-reduce'}:
+    what = ', '.join(f'{n} {kind}' for kind, n in sorted(wide.items()))
+    problems.append(
+      f'{name}: {what} of activations at {model.num_layers} layers, where the '
+      f'placement asks for {asked} all-reduce.'
+    )
   return problems
 
 
-def _moves_logits(pair: Pair, collective: hlo.Collective) -> bool:
-  """Whether a collective yields logits: by a dimension, or by its size."""
+def moves_logits(pair: Pair, collective: hlo.Collective) -> bool:
+  """Whether a collective yields logits, whole or a device's part of them.
+
+  Candidates for an arg-max, one from each device, are none of these.
+  """
   vocab_size = pair.target.vocab_size
-  if any(max(a.shape, default=0) >= vocab_size for a in collective.arrays):
+  largest = max((n for a in collective.arrays for n in a.shape), default=0)
+  if largest >= vocab_size:
     return True
   if collective.kind not in _MOVES:
     return False
   shards = max(
     m.placement.num_shards('vocab') for m in (pair.target, pair.draft)
   )
-  # Half of one row of logits on each device, over the device's rows.
+  part = vocab_size / shards / 2
   rows = _local_rows(pair.target, pair)
-  return collective.num_bytes >= rows * vocab_size / shards * 4 / 2
+  return largest >= part and collective.num_bytes >= rows * part * 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,9 @@ class ChipsTest(parameterized.TestCase):
         self.assertBetween(chip.hbm_bandwidth, 5e11, 1e13)
         self.assertBetween(chip.bfloat16_flops, 1e14, 3e15)
         # Twice bfloat16, but for rounding in the sources.
-        self.assertAlmostEqual(chip.int8_ops / chip.bfloat16_flops, 2, delta=0.02)
+        self.assertAlmostEqual(
+          chip.int8_ops / chip.bfloat16_flops, 2, delta=0.02
+        )
 
 
 if __name__ == '__main__':

@@ -142,7 +142,10 @@ class TextTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-    ('s4', (8,), 4), ('bf16', (3, 2), 12), ('pred', (), 1), ('f8e4m3fn', (4,), 4)
+    ('s4', (8,), 4),
+    ('bf16', (3, 2), 12),
+    ('pred', (), 1),
+    ('f8e4m3fn', (4,), 4),
   )
   def test_bytes(self, dtype, shape, num_bytes):
     self.assertEqual(hlo.Array(dtype, shape).num_bytes, num_bytes)
