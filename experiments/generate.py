@@ -38,7 +38,11 @@ def make_proposer(
   if config.proposer == 'ngram':
     return config.make_ngram(), ()
   with common.Progress(f'loading draft {config.draft}'):
-    draft = load.load(config.draft, config.draft_dtype or config.dtype)
+    draft = load.load(
+      config.draft,
+      config.draft_dtype or config.dtype,
+      config.draft_quantize or config.quantize,
+    )
   check_same_vocabulary(target.tokenizer, draft.tokenizer)
   sizes = target.model.vocab_size, draft.model.vocab_size
   if sizes[0] != sizes[1]:
@@ -87,7 +91,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
   rule = choose_rule(config.verify, rows)
   clock = time.perf_counter()
   with common.Progress(f'loading target {config.target}'):
-    target = load.load(config.target, config.dtype)
+    target = load.load(config.target, config.dtype, config.quantize)
   proposer, proposer_params = make_proposer(config, target)
   seconds_load = time.perf_counter() - clock
 

@@ -6,6 +6,7 @@ from absl import flags
 
 from experiments import common
 from specjax import noise, requests
+from specjax.models import quantize
 from specjax.proposers.base import check_num_draft_tokens
 from specjax.proposers.ngram import NGram
 from specjax.sampling import SamplingOptions
@@ -23,6 +24,19 @@ def define_model_flags(values: flags.FlagValues):
   )
   enum('dtype', 'bfloat16', DTYPES, 'Of weights, activations and cache.')
   enum('draft_dtype', None, DTYPES, 'Of the draft, if not as --dtype.')
+  enum(
+    'quantize',
+    'none',
+    quantize.SCHEMES,
+    'int8: matrices are rounded when they are loaded, a scale per output '
+    'channel; activations, a scale per row, in every product.',
+  )
+  enum(
+    'draft_quantize',
+    None,
+    quantize.SCHEMES,
+    'Of the draft, if not as --quantize.',
+  )
 
 
 def define_speculation_flags(values: flags.FlagValues):
@@ -206,6 +220,8 @@ class RunConfig:
   draft: str | None = None
   dtype: str = 'bfloat16'
   draft_dtype: str | None = None
+  quantize: str = 'none'
+  draft_quantize: str | None = None
   proposer: str = 'none'
   num_draft_tokens: int = 4
   verify: str = 'auto'
@@ -242,6 +258,8 @@ class RunConfig:
       )
     if self.draft_dtype and not self.draft:
       raise ValueError('--draft_dtype needs --draft.')
+    if self.draft_quantize and not self.draft:
+      raise ValueError('--draft_quantize needs --draft.')
     check_num_draft_tokens(self.num_draft_tokens)
     if self.proposer == 'ngram':
       self.make_ngram()

@@ -1,9 +1,10 @@
-"""The operations a transformer block is made of: product, norm, attention."""
+"""The operations of a transformer block: lookup, product, norm, attention."""
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.models import quantize
 from specjax.shapes import Array
 
 # What a masked score becomes: finite, so that a row that sees nothing (a
@@ -29,17 +30,48 @@ def _two_rows(x: Array, num_rows: int) -> Array:
   return x
 
 
+def lookup(
+  table_VD: Array | quantize.Int8Weight,
+  tokens_BT: Array,
+  dtype: jnp.dtype | str,
+) -> Array:
+  """Rows of an embedding, [B, T, D]; ids outside of it get the nearest row."""
+
+  def rows(x: Array) -> Array:
+    return jnp.take(x, tokens_BT, axis=0, mode='clip')
+
+  if isinstance(table_VD, quantize.Int8Weight):
+    row_BTD = rows(table_VD.int8_OI).astype(jnp.float32)
+    return (row_BTD * rows(table_VD.scale_O)[:, :, None]).astype(dtype)
+  return rows(table_VD).astype(dtype)
+
+
+def _product(x_BTI: Array, weight_OI: Array, dtype: jnp.dtype) -> Array:
+  """`x @ weight.T`, summed in `dtype`."""
+  b, t, _ = x_BTI.shape
+  y_BTO = lax.dot_general(
+    _two_rows(x_BTI, b * t),
+    weight_OI,
+    (((2,), (1,)), ((), ())),
+    preferred_element_type=dtype,
+  )
+  return y_BTO[:, :t]
+
+
 def dense(
   x_BTI: Array,
-  weight_OI: Array,
+  weight_OI: Array | quantize.Int8Weight,
   bias_O: Array | None = None,
   *,
   dtype: jnp.dtype | str | None = None,
 ) -> Array:
   """`x @ weight.T + bias`, summed in float32.
 
+  With an int8 weight every row of `x` is rounded to int8 by a scale of its
+  own, the products are summed exactly, and both scales are applied in float32.
+
   Args:
-    x_BTI: [B, T, I], the dtype of the weight.
+    x_BTI: [B, T, I], the dtype of the weight; any float if that is int8.
     weight_OI: [O, I]; both last axes are contracted.
     bias_O: [O] or None.
     dtype: of the result; None is the dtype of `x_BTI`.
@@ -47,15 +79,13 @@ def dense(
   Returns:
     [B, T, O].
   """
-  b, t, _ = x_BTI.shape
-  x_BTI = _two_rows(x_BTI, b * t)
-  y_BTO = lax.dot_general(
-    x_BTI,
-    weight_OI,
-    (((2,), (1,)), ((), ())),
-    preferred_element_type=jnp.float32,
-  )
-  y_BTO = y_BTO[:, :t]
+  if isinstance(weight_OI, quantize.Int8Weight):
+    int8_BTI, scale_BT = quantize.quantize(x_BTI)
+    sum_BTO = _product(int8_BTI, weight_OI.int8_OI, jnp.int32)
+    y_BTO = sum_BTO.astype(jnp.float32) * scale_BT[:, :, None]
+    y_BTO = y_BTO * weight_OI.scale_O[None, None, :]
+  else:
+    y_BTO = _product(x_BTI, weight_OI, jnp.float32)
   if bias_O is not None:
     y_BTO = y_BTO + bias_O.astype(jnp.float32)[None, None, :]
   return y_BTO.astype(dtype or x_BTI.dtype)

@@ -572,7 +572,7 @@ class UnknownNumbersTest(absltest.TestCase):
     broken = load.Loaded(
       target.name, target.model, tuple(tables), ByteTokenizer(), (256,)
     )
-    with mock.patch.object(load, 'load', lambda name, dtype: broken):
+    with mock.patch.object(load, 'load', lambda *args: broken):
       run = Run(*PLAIN, f'--prompt={PROMPT}', '--logprobs')
     request = run.requests[0]
     self.assertEqual(request['finish_reason'], 'error')
