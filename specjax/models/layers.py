@@ -82,8 +82,9 @@ def dense(
   if isinstance(weight_OI, quantize.Int8Weight):
     int8_BTI, scale_BT = quantize.quantize(x_BTI)
     sum_BTO = _product(int8_BTI, weight_OI.int8_OI, jnp.int32)
-    y_BTO = sum_BTO.astype(jnp.float32) * scale_BT[:, :, None]
-    y_BTO = y_BTO * weight_OI.scale_O[None, None, :]
+    # In this order nothing overflows that a float product would not.
+    y_BTO = sum_BTO.astype(jnp.float32) * weight_OI.scale_O[None, None, :]
+    y_BTO = y_BTO * scale_BT[:, :, None]
   else:
     y_BTO = _product(x_BTI, weight_OI, jnp.float32)
   if bias_O is not None:
