@@ -48,8 +48,9 @@ def quantize(x: Array) -> tuple[Array, Array]:
   """Rounds every row (the last axis) to int8 with a scale of its own.
 
   `scale = max |x| / 127`, `int8 = round(x / scale)`, so that int8 * scale is
-  off by half a scale at most (and some float32 roundings). No row depends on another. The scale of a
-  row with a NaN or an infinity is not finite, and so is every product with it.
+  off by half a scale at most (and some float32 roundings). No row depends on
+  another. The scale of a row with a NaN or an infinity is not finite, and so
+  is every product with it.
 
   Args:
     x: [..., I], any float.

@@ -25,10 +25,6 @@ def normal(seed, *shape):
   return (sizes * rng.normal(size=shape)).astype(np.float32)
 
 
-def int8_model(name, dtype='float32'):
-  return dataclasses.replace(tiny.model(name, dtype), quantize='int8')
-
-
 def num_bytes(model) -> int:
   specs = jax.tree.leaves(model.param_specs(), is_leaf=sharding.is_spec)
   return sum(spec.num_bytes for spec in specs)
@@ -190,12 +186,12 @@ class ModelTest(parameterized.TestCase):
     params = tiny.params_of(tiny.model(name))
     want = tiny.logits_of(tiny.model(name), params)
     got = tiny.logits_of(
-      int8_model(name, dtype), quantize.quantize_params(params)
+      tiny.model(name, dtype, quantize='int8'), quantize.quantize_params(params)
     )
     self.assertLess(np.max(np.abs(got - want)), 0.08 * np.max(np.abs(want)))
 
   def test_a_token_without_a_finite_embedding_spoils_its_row_alone(self):
-    model = int8_model('llama')
+    model = tiny.model('llama', quantize='int8')
     params = quantize.quantize_params(tiny.params_of(tiny.model('llama')))
     want = tiny.logits_of(model, params)
     embed = params['embed']
@@ -208,7 +204,7 @@ class ModelTest(parameterized.TestCase):
       self.assertFalse(np.isfinite(got[1, 2:]).any())
 
   def test_random_parameters_are_the_float_ones_rounded(self):
-    model = int8_model('gemma3')
+    model = tiny.model('gemma3', quantize='int8')
     got = model.init(jax.random.key(3))
     want = quantize.quantize_params(
       tiny.model('gemma3').init(jax.random.key(3))
