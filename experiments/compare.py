@@ -47,13 +47,19 @@ def row(report: dict[str, Any], baseline: dict[str, Any]) -> tuple[str, bool]:
   cells = (
     config['proposer'],
     config['verify'],
-    config['dtype'],
+    config['dtype'] + _weights(config),
     'yes' if config['exact'] else 'no',
     f'{total["block_efficiency"] or 0:.2f}',
     f'{total["tokens_per_second"] or 0:.2f}',
     f'{num_equal} of {len(pairs)}',
   )
   return f'| {" | ".join(cells)} |', num_equal == len(pairs)
+
+
+def _weights(config: dict[str, Any]) -> str:
+  """' int8' where it says so; results of before int8 weights do not."""
+  quantize = config.get('quantize', 'none')
+  return '' if quantize == 'none' else f' {quantize}'
 
 
 def read(path: str) -> dict[str, Any]:

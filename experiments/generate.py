@@ -19,9 +19,10 @@ from absl import flags
 
 from experiments import common, prompts, trace
 from experiments.run_config import FLAG_GROUPS, RunConfig, config_from_flags
-from specjax import chat, generation, metrics
+from specjax import chat, generation, mesh, metrics
 from specjax.decode import Decoder
 from specjax.models import load
+from specjax.models.base import LanguageModel
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
 from specjax.requests import Request, Result, unanswered
@@ -30,7 +31,7 @@ from specjax.verify import chain
 
 
 def make_proposer(
-  config: RunConfig, target: load.Loaded
+  config: RunConfig, target: load.Loaded, view: mesh.View | None
 ) -> tuple[Proposer, Any]:
   """The proposer and its parameters."""
   if config.proposer == 'none':
@@ -38,7 +39,12 @@ def make_proposer(
   if config.proposer == 'ngram':
     return config.make_ngram(), ()
   with common.Progress(f'loading draft {config.draft}'):
-    draft = load.load(config.draft, config.draft_dtype or config.dtype)
+    draft = load.load(
+      config.draft,
+      config.draft_dtype or config.dtype,
+      config.draft_quantize or config.quantize,
+      view,
+    )
   check_same_vocabulary(target.tokenizer, draft.tokenizer)
   sizes = target.model.vocab_size, draft.model.vocab_size
   if sizes[0] != sizes[1]:
@@ -85,10 +91,13 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
     ),
   )
   rule = choose_rule(config.verify, rows)
+  target_view, draft_view = config.views()
   clock = time.perf_counter()
   with common.Progress(f'loading target {config.target}'):
-    target = load.load(config.target, config.dtype)
-  proposer, proposer_params = make_proposer(config, target)
+    target = load.load(
+      config.target, config.dtype, config.quantize, target_view
+    )
+  proposer, proposer_params = make_proposer(config, target, draft_view)
   seconds_load = time.perf_counter() - clock
 
   size = target.model.vocab_size
@@ -109,6 +118,8 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
   params = {'target': target.params, 'proposer': proposer_params}
   if isinstance(proposer, DraftModel):
     _warn_of_short_draft(proposer, decoder.max_length)
+    _warn_of_copies('draft', proposer.model, draft_view)
+  _warn_of_copies('target', target.model, target_view)
   shown = _Shown(config, target, out)
   for turn in range(max(len(talk.turns) for talk in talks)):
     speaking = [talk for talk in talks if turn < len(talk.turns)]
@@ -151,6 +162,12 @@ def _warn_of_short_draft(draft: DraftModel, max_length: int):
       f'context; rows may have {max_length}.',
       file=sys.stderr,
     )
+
+
+def _warn_of_copies(who: str, model: LanguageModel, view: mesh.View | None):
+  if view is not None:
+    for fact in mesh.copied(model.param_specs(), view):
+      print(f'{who}: {fact}', file=sys.stderr)
 
 
 class _Stages:

@@ -5,7 +5,8 @@ import dataclasses
 from absl import flags
 
 from experiments import common
-from specjax import noise, requests
+from specjax import mesh, noise, requests
+from specjax.models import quantize
 from specjax.proposers.base import check_num_draft_tokens
 from specjax.proposers.ngram import NGram
 from specjax.sampling import SamplingOptions
@@ -23,6 +24,41 @@ def define_model_flags(values: flags.FlagValues):
   )
   enum('dtype', 'bfloat16', DTYPES, 'Of weights, activations and cache.')
   enum('draft_dtype', None, DTYPES, 'Of the draft, if not as --dtype.')
+  enum(
+    'quantize',
+    'none',
+    quantize.SCHEMES,
+    'int8: matrices are rounded when they are loaded, a scale per output '
+    'channel; activations, a scale per row, in every product.',
+  )
+  enum(
+    'draft_quantize',
+    None,
+    quantize.SCHEMES,
+    'Of the draft, if not as --quantize.',
+  )
+
+
+def define_device_flags(values: flags.FlagValues):
+  string, _ = _definers(values)
+  string(
+    'mesh',
+    'data:1,model:1',
+    'Devices: rows of the batch are split over data; heads, feed-forward width '
+    'and vocabulary over model. The text does not depend on it.',
+  )
+  string(
+    'draft_mesh',
+    None,
+    'The same devices as the draft sees them, as model:2; over those it does '
+    'not name it is copied. If not given: as --mesh.',
+  )
+  flags.DEFINE_boolean(
+    'fully_sharded',
+    False,
+    'Parameters are split over data as well, and gathered where they are used.',
+    flag_values=values,
+  )
 
 
 def define_speculation_flags(values: flags.FlagValues):
@@ -177,6 +213,7 @@ def define_output_flags(values: flags.FlagValues):
 
 FLAG_GROUPS = (
   ('Models', define_model_flags),
+  ('Devices', define_device_flags),
   ('Speculation', define_speculation_flags),
   ('Prompts', define_prompt_flags),
   ('Sampling and limits', define_sampling_flags),
@@ -206,6 +243,11 @@ class RunConfig:
   draft: str | None = None
   dtype: str = 'bfloat16'
   draft_dtype: str | None = None
+  quantize: str = 'none'
+  draft_quantize: str | None = None
+  mesh: str = 'data:1,model:1'
+  draft_mesh: str | None = None
+  fully_sharded: bool = False
   proposer: str = 'none'
   num_draft_tokens: int = 4
   verify: str = 'auto'
@@ -242,6 +284,11 @@ class RunConfig:
       )
     if self.draft_dtype and not self.draft:
       raise ValueError('--draft_dtype needs --draft.')
+    if self.draft_quantize and not self.draft:
+      raise ValueError('--draft_quantize needs --draft.')
+    if self.draft_mesh and not self.draft:
+      raise ValueError('--draft_mesh needs --draft.')
+    self.mesh_shapes()
     check_num_draft_tokens(self.num_draft_tokens)
     if self.proposer == 'ngram':
       self.make_ngram()
@@ -262,6 +309,21 @@ class RunConfig:
       raise ValueError('--system needs --chat.')
     if self.json_out is not None:
       common.check_writable(self.json_out)
+
+  def mesh_shapes(self) -> tuple[mesh.MeshShape, mesh.MeshShape]:
+    """The meshes of target and draft."""
+    shape = mesh.parse_mesh(self.mesh)
+    if self.draft_mesh is None:
+      return shape, shape
+    return shape, mesh.parse_mesh(self.draft_mesh, '--draft_mesh')
+
+  def views(self) -> tuple[mesh.View | None, mesh.View | None]:
+    """This machine's devices as target and draft see them; None is one."""
+    shapes = self.mesh_shapes()
+    if all(shape.num_devices == 1 for shape in shapes):
+      return None, None
+    rules = mesh.FULLY_SHARDED if self.fully_sharded else mesh.TENSOR_PARALLEL
+    return mesh.refine(*shapes, rules=rules)
 
   def make_ngram(self) -> NGram:
     return NGram(

@@ -77,24 +77,42 @@ def parse_mesh(text: str, name: str = '--mesh') -> MeshShape:
   return MeshShape(**sizes)
 
 
+# Which axis of a view splits which logical axis.
+TENSOR_PARALLEL = {
+  'batch': 'data',
+  'heads': 'model',
+  'kv_heads': 'model',
+  'ffn': 'model',
+  'vocab': 'model',
+}
+# Parameters are split over the batch's axis as well, and gathered for use.
+FULLY_SHARDED = {**TENSOR_PARALLEL, 'embed': 'data'}
+
+
 @dataclasses.dataclass(frozen=True)
 class View:
   """A mesh as one model sees it.
 
   Attributes:
     mesh: the refined mesh, shared by all views.
-    axes: pairs of a named axis ('data', 'model') and its mesh axes, the
-      slowest first.
+    axes: a named axis ('data', 'model') to its mesh axes, the slowest first.
+    rules: a logical axis to the named axis that splits it.
   """
 
   mesh: Mesh
-  axes: tuple[tuple[str, tuple[str, ...]], ...]
+  axes: Mapping[str, tuple[str, ...]]
+  rules: Mapping[str, str]
+
+  def mesh_axes(self, logical_axis: str) -> tuple[str, ...]:
+    """The mesh axes that a rule would split a logical axis over."""
+    return self.axes.get(self.rules.get(logical_axis), ())
 
 
 def refine(
   shape: MeshShape,
   draft_shape: MeshShape | None = None,
   devices: Sequence[Any] | None = None,
+  rules: Mapping[str, str] = TENSOR_PARALLEL,
 ) -> tuple[View, View]:
   """One mesh over the devices, seen as the target's and as the draft's.
 
@@ -103,6 +121,7 @@ def refine(
     draft_shape: of the draft; its product must divide the target's, and the
       draft is copied over the rest. None: as the target.
     devices: in order; None: those of JAX.
+    rules: of both views.
 
   Raises:
     ValueError: too few devices, some of a process left over, or two meshes
@@ -154,7 +173,7 @@ def refine(
     names,
     axis_types=(AxisType.Auto,) * len(names),
   )
-  return _view(mesh, own), _view(mesh, draft)
+  return _view(mesh, own, rules), _view(mesh, draft, rules)
 
 
 def _cuts(axes: Sequence[tuple[str, int]]) -> list[int]:
@@ -174,32 +193,19 @@ def _primes(n: int) -> list[int]:
   return factors
 
 
-def _view(mesh: Mesh, axes: Sequence[tuple[str, int]]) -> View:
+def _view(
+  mesh: Mesh, axes: Sequence[tuple[str, int]], rules: Mapping[str, str]
+) -> View:
   names = list(mesh.axis_names)
-  view = []
+  own = {}
   for axis, size in axes:
-    taken = []
-    while math.prod(mesh.shape[name] for name in taken) < size:
-      taken.append(names.pop(0))
-    view.append((axis, tuple(taken)))
-  return View(mesh, tuple(view))
+    own[axis] = ()
+    while math.prod(mesh.shape[name] for name in own[axis]) < size:
+      own[axis] += (names.pop(0),)
+  return View(mesh, own, rules)
 
 
-# Which axis of a view splits which logical axis.
-TENSOR_PARALLEL = {
-  'batch': 'data',
-  'heads': 'model',
-  'kv_heads': 'model',
-  'ffn': 'model',
-  'vocab': 'model',
-}
-# Parameters are split over the batch's axis as well, and gathered for use.
-FULLY_SHARDED = {**TENSOR_PARALLEL, 'embed': 'data'}
-
-
-def place(
-  specs: Any, view: View, rules: Mapping[str, str] = TENSOR_PARALLEL
-) -> Placement:
+def place(specs: Any, view: View) -> Placement:
   """Where a model's arrays lie.
 
   A logical axis is split over the leading mesh axes of its rule, as many as
@@ -207,9 +213,8 @@ def place(
 
   Args:
     specs: a tree of `ParamSpec`.
-    view: of the mesh.
-    rules: logical axis to the view's axis. 'batch' is no parameter's: the
-      decoder checks that it divides.
+    view: of the mesh. Its axis of 'batch', which is no parameter's, is taken
+      as it is; the decoder checks that it divides.
 
   Raises:
     ValueError: two axes of one parameter fall on one mesh axis.
@@ -220,27 +225,30 @@ def place(
   >>> place(spec, view).num_shards('ffn')
   1
   """
-  leaves = jax.tree.leaves(specs, is_leaf=sharding.is_spec)
-  units: dict[str, set[tuple[int, ...]]] = {'batch': set()}
-  for spec in leaves:
-    for name, axis_units in zip(spec.logical_axes, spec.axis_units()):
-      if name is not None:
-        units.setdefault(name, set()).add(axis_units)
-  view_axes = dict(view.axes)
-  axes = []
-  for name, all_units in units.items():
+  axes = [('batch', view.mesh_axes('batch'))]
+  for name, all_units in _units(specs).items():
     taken = ()
-    for mesh_axis in view_axes.get(rules.get(name), ()):
+    for mesh_axis in view.mesh_axes(name):
       longer = (*taken, mesh_axis)
       num_parts = math.prod(view.mesh.shape[axis] for axis in longer)
-      if not all(_comes_apart(u, num_parts) for u in all_units):
+      if not all(_comes_apart(units, num_parts) for units in all_units):
         break
       taken = longer
     axes.append((name, taken))
   placement = Placement(view.mesh, tuple(axes))
-  for spec in leaves:
+  for spec in jax.tree.leaves(specs, is_leaf=sharding.is_spec):
     placement.partition(*spec.logical_axes)
   return placement
+
+
+def _units(specs: Any) -> dict[str, set[tuple[int, ...]]]:
+  """How each logical axis comes apart, in all parameters that have it."""
+  units = {}
+  for spec in jax.tree.leaves(specs, is_leaf=sharding.is_spec):
+    for name, axis_units in zip(spec.logical_axes, spec.axis_units()):
+      if name is not None:
+        units.setdefault(name, set()).add(axis_units)
+  return units
 
 
 def _comes_apart(units: tuple[int, ...], num_parts: int) -> bool:
@@ -258,25 +266,17 @@ def _comes_apart(units: tuple[int, ...], num_parts: int) -> bool:
   return num_parts == 1
 
 
-def unsplit(
-  specs: Any, placement: Placement, view: View, rules=TENSOR_PARALLEL
-) -> list[str]:
+def copied(specs: Any, view: View) -> list[str]:
   """What is copied where a rule would split it, a sentence for each axis."""
-  told = []
-  for name, axis in rules.items():
-    if name == 'batch' or name not in dict(placement.axes):
-      continue
-    want = math.prod(view.mesh.shape[a] for a in dict(view.axes).get(axis, ()))
+  placement = place(specs, view)
+  sentences = []
+  for name, all_units in _units(specs).items():
+    want = math.prod(view.mesh.shape[axis] for axis in view.mesh_axes(name))
     got = placement.num_shards(name)
     if got < want:
-      sizes = {
-        '*'.join(map(str, units))
-        for spec in jax.tree.leaves(specs, is_leaf=sharding.is_spec)
-        for logical, units in zip(spec.logical_axes, spec.axis_units())
-        if logical == name
-      }
-      told.append(
-        f'{name} ({", ".join(sorted(sizes))}) is split {got} ways and copied '
-        f'{want // got} times over {axis}:{want}'
+      sizes = {'x'.join(map(str, units)) for units in all_units}
+      sentences.append(
+        f'{name} ({", ".join(sorted(sizes))}) is split {got} ways, not {want}, '
+        f'and copied {want // got} times.'
       )
-  return told
+  return sentences

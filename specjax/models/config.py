@@ -113,7 +113,10 @@ FULL, SLIDING = 'full_attention', 'sliding_attention'
 
 
 def config_from_hf(
-  config: Config, vocab_size: int | None = None, dtype: str = 'bfloat16'
+  config: Config,
+  vocab_size: int | None = None,
+  dtype: str = 'bfloat16',
+  quantize: str = 'none',
 ) -> transformer.Transformer:
   """The model that a config.json describes.
 
@@ -123,6 +126,7 @@ def config_from_hf(
     vocab_size: how many ids the tokenizer has, where the embedding is padded
       beyond them; None: every row is a token.
     dtype: 'float32' or 'bfloat16', for weights, activations and cache.
+    quantize: 'none', or 'int8' for every matrix.
 
   Raises:
     ValueError: a missing key, or a value that is not supported; it names both
@@ -189,6 +193,7 @@ def config_from_hf(
     tied=bool(config.get('tie_word_embeddings', False)),
     logit_softcap=softcap if softcap is None else float(softcap),
     dtype=dtype,
+    quantize=quantize,
   )
 
 

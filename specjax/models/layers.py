@@ -1,9 +1,10 @@
-"""The operations a transformer block is made of: product, norm, attention."""
+"""The operations of a transformer block: lookup, product, norm, attention."""
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.models import quantize
 from specjax.shapes import Array
 
 # What a masked score becomes: finite, so that a row that sees nothing (a
@@ -18,28 +19,64 @@ def _gelu_tanh(x: Array) -> Array:
 ACTIVATIONS = {'silu': jax.nn.silu, 'gelu_pytorch_tanh': _gelu_tanh}
 
 
-def _two_rows(x: Array, num_rows: int) -> Array:
-  """Repeats a narrow operand's only row (rows are the second-last axis).
+def _product(
+  x: Array,
+  weight: Array,
+  dimension_numbers: lax.DotDimensionNumbers,
+  *,
+  num_rows: int,
+  dtype: jnp.dtype = jnp.float32,
+) -> Array:
+  """`lax.dot_general`, summed in `dtype`; rows are the second-last axis.
 
   XLA:CPU has no fast kernel for products with one narrow row: two rows of
-  bfloat16 take a tenth of the time of one.
+  bfloat16 take a tenth of the time of one, so there the row is repeated.
   """
-  if num_rows == 1 and jnp.dtype(x.dtype).itemsize < 4:
-    return jnp.concatenate([x, x], axis=-2)
-  return x
+
+  def product(x: Array, weight: Array) -> Array:
+    return lax.dot_general(
+      x, weight, dimension_numbers, preferred_element_type=dtype
+    )
+
+  def twice(x: Array, weight: Array) -> Array:
+    y = product(jnp.concatenate([x, x], axis=-2), weight)
+    return lax.slice_in_dim(y, 0, x.shape[-2], axis=-2)
+
+  if num_rows > 1 or jnp.dtype(x.dtype).itemsize >= 4:
+    return product(x, weight)
+  return lax.platform_dependent(x, weight, cpu=twice, default=product)
+
+
+def lookup(
+  table_VD: Array | quantize.Int8Weight,
+  tokens_BT: Array,
+  dtype: jnp.dtype | str,
+) -> Array:
+  """Rows of an embedding, [B, T, D]; ids outside of it get the nearest row."""
+
+  def rows(x: Array) -> Array:
+    return jnp.take(x, tokens_BT, axis=0, mode='clip')
+
+  if isinstance(table_VD, quantize.Int8Weight):
+    row_BTD = rows(table_VD.int8_OI).astype(jnp.float32)
+    return (row_BTD * rows(table_VD.scale_O)[:, :, None]).astype(dtype)
+  return rows(table_VD).astype(dtype)
 
 
 def dense(
   x_BTI: Array,
-  weight_OI: Array,
+  weight_OI: Array | quantize.Int8Weight,
   bias_O: Array | None = None,
   *,
   dtype: jnp.dtype | str | None = None,
 ) -> Array:
   """`x @ weight.T + bias`, summed in float32.
 
+  With an int8 weight every row of `x` is rounded to int8 by a scale of its
+  own, the products are summed exactly, and both scales are applied in float32.
+
   Args:
-    x_BTI: [B, T, I], the dtype of the weight.
+    x_BTI: [B, T, I], the dtype of the weight; any float if that is int8.
     weight_OI: [O, I]; both last axes are contracted.
     bias_O: [O] or None.
     dtype: of the result; None is the dtype of `x_BTI`.
@@ -48,14 +85,17 @@ def dense(
     [B, T, O].
   """
   b, t, _ = x_BTI.shape
-  x_BTI = _two_rows(x_BTI, b * t)
-  y_BTO = lax.dot_general(
-    x_BTI,
-    weight_OI,
-    (((2,), (1,)), ((), ())),
-    preferred_element_type=jnp.float32,
-  )
-  y_BTO = y_BTO[:, :t]
+  dimensions = (((2,), (1,)), ((), ()))
+  if isinstance(weight_OI, quantize.Int8Weight):
+    int8_BTI, scale_BT = quantize.quantize(x_BTI)
+    sum_BTO = _product(
+      int8_BTI, weight_OI.int8_OI, dimensions, num_rows=b * t, dtype=jnp.int32
+    )
+    # In this order nothing overflows that a float product would not.
+    y_BTO = sum_BTO.astype(jnp.float32) * weight_OI.scale_O[None, None, :]
+    y_BTO = y_BTO * scale_BT[:, :, None]
+  else:
+    y_BTO = _product(x_BTI, weight_OI, dimensions, num_rows=b * t)
   if bias_O is not None:
     y_BTO = y_BTO + bias_O.astype(jnp.float32)[None, None, :]
   return y_BTO.astype(dtype or x_BTI.dtype)
@@ -83,26 +123,16 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
 
 def scores(q_BGMC: Array, k_BGSC: Array) -> Array:
   """Queries times keys, float32 [B, G, M, S]."""
-  m = q_BGMC.shape[2]
-  score_BGMS = lax.dot_general(
-    _two_rows(q_BGMC, m),
-    k_BGSC,
-    (((3,), (3,)), ((0, 1), (0, 1))),
-    preferred_element_type=jnp.float32,
-  )
-  return score_BGMS[:, :, :m]
+  dimensions = (((3,), (3,)), ((0, 1), (0, 1)))
+  return _product(q_BGMC, k_BGSC, dimensions, num_rows=q_BGMC.shape[2])
 
 
 def mixture(weight_BGMS: Array, v_BGSC: Array) -> Array:
   """Weights times values, float32 [B, G, M, C]."""
-  m = weight_BGMS.shape[2]
-  y_BGMC = lax.dot_general(
-    _two_rows(weight_BGMS, m),
-    v_BGSC,
-    (((3,), (2,)), ((0, 1), (0, 1))),
-    preferred_element_type=jnp.float32,
+  dimensions = (((3,), (2,)), ((0, 1), (0, 1)))
+  return _product(
+    weight_BGMS, v_BGSC, dimensions, num_rows=weight_BGMS.shape[2]
   )
-  return y_BGMC[:, :, :m]
 
 
 def attend(

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from specjax import gguf_tokenizer, tokenizer_files, tokenizers
+from specjax.mesh import View, place
 from specjax.models.base import LanguageModel
 from specjax.models.checkpoints import base as checkpoints
 from specjax.models.checkpoints import gguf, orbax, safetensors
 from specjax.models.config import config_from_hf
 from specjax.models.counting import CountingModel, own_source
+from specjax.models.quantize import check_scheme
 from specjax.shapes import Params
 
 _DEMO_ORDERS = {'demo:target': (1, 2, 3, 5, 8), 'demo:draft': (1, 2, 3, 4)}
@@ -40,7 +42,9 @@ class Loaded:
   config: dict[str, Any] | None = None
 
 
-def load(name: str, dtype: str) -> Loaded:
+def load(
+  name: str, dtype: str, quantize: str = 'none', view: View | None = None
+) -> Loaded:
   """Loads a model by name.
 
   Args:
@@ -49,14 +53,24 @@ def load(name: str, dtype: str) -> Loaded:
       'hf:ORG/NAME' through huggingface_hub, its cache and its offline mode.
     dtype: 'float32' or 'bfloat16', of weights, activations and cache. The
       demo models are tables of float32 whatever it says.
+    quantize: 'int8' rounds every matrix when it is loaded; 'none' leaves it.
+      The demo models have no matrices.
+    view: of the mesh on which the model is placed; tensors go straight into
+      their shards. None is one device.
 
   Raises:
     ValueError: one sentence on what is wrong with the name or the files.
   """
+  check_scheme('quantize', quantize)
   if name.startswith('demo:'):
-    return _load_demo(name)
+    if quantize != 'none':
+      raise ValueError(
+        f'{name} counts and has no weights: quantize must be none, '
+        f'got {quantize}.'
+      )
+    return _load_demo(name, view)
   if name.startswith('hf:'):
-    return _load_folder(name, _download(name), dtype)
+    return _load_folder(name, _download(name), dtype, quantize, view)
   path = pathlib.Path(name)
   if not path.exists():
     raise ValueError(
@@ -64,11 +78,11 @@ def load(name: str, dtype: str) -> Loaded:
       'file, a folder, or hf:ORG/NAME.'
     )
   if path.is_dir():
-    return _load_folder(name, path, dtype)
-  return _load_gguf(name, path, dtype)
+    return _load_folder(name, path, dtype, quantize, view)
+  return _load_gguf(name, path, dtype, quantize, view)
 
 
-def _load_demo(name: str) -> Loaded:
+def _load_demo(name: str, view: View | None) -> Loaded:
   if name not in _DEMO_ORDERS:
     raise ValueError(
       f'no such demo model {name!r}: allowed are {", ".join(_DEMO_ORDERS)}.'
@@ -77,6 +91,7 @@ def _load_demo(name: str) -> Loaded:
   model = CountingModel(
     vocab_size=tokenizer.vocab_size, orders=_DEMO_ORDERS[name]
   )
+  model = _placed(model, view)
   params = model.count(np.frombuffer(own_source(), np.uint8))
   return Loaded(name, model, params, tokenizer, tokenizer.stop_ids)
 
@@ -98,16 +113,34 @@ def _download(name: str) -> pathlib.Path:
   return pathlib.Path(folder)
 
 
-def _load_gguf(name: str, path: pathlib.Path, dtype: str) -> Loaded:
+def _placed(model: LanguageModel, view: View | None) -> LanguageModel:
+  if view is None:
+    return model
+  return dataclasses.replace(model, placement=place(model.param_specs(), view))
+
+
+def _load_gguf(
+  name: str,
+  path: pathlib.Path,
+  dtype: str,
+  quantize: str,
+  view: View | None,
+) -> Loaded:
   checkpoint = gguf.read_gguf(path)
   tokenizer = gguf_tokenizer.from_gguf(gguf.read_metadata(path))
-  return _build(name, checkpoint, tokenizer, dtype)
+  return _build(name, checkpoint, tokenizer, dtype, quantize, view)
 
 
-def _load_folder(name: str, path: pathlib.Path, dtype: str) -> Loaded:
+def _load_folder(
+  name: str,
+  path: pathlib.Path,
+  dtype: str,
+  quantize: str,
+  view: View | None,
+) -> Loaded:
   tokenizer = tokenizers.from_tokenizer_json(path)
   if (path / orbax.SETTINGS_FILE).exists():
-    restored = orbax.restore(path, dtype)
+    restored = orbax.restore(path, dtype, quantize, view)
     return Loaded(
       name,
       restored.model,
@@ -116,7 +149,8 @@ def _load_folder(name: str, path: pathlib.Path, dtype: str) -> Loaded:
       restored.stop_ids,
       restored.config,
     )
-  return _build(name, safetensors.read_folder(path), tokenizer, dtype)
+  checkpoint = safetensors.read_folder(path)
+  return _build(name, checkpoint, tokenizer, dtype, quantize, view)
 
 
 def _build(
@@ -124,11 +158,14 @@ def _build(
   checkpoint: checkpoints.Checkpoint,
   tokenizer: tokenizers.Tokenizer,
   dtype: str,
+  quantize: str,
+  view: View | None,
 ) -> Loaded:
   num_rows = checkpoint.config['vocab_size']
   model = config_from_hf(
-    checkpoint.config, min(tokenizer.vocab_size, num_rows), dtype
+    checkpoint.config, min(tokenizer.vocab_size, num_rows), dtype, quantize
   )
+  model = _placed(model, view)
   params = checkpoints.load_params(model, checkpoint)
   stop_ids = tuple(sorted({*checkpoint.stop_ids, *tokenizer.stop_ids}))
   return Loaded(name, model, params, tokenizer, stop_ids, checkpoint.config)
@@ -160,6 +197,7 @@ def save(path: str | os.PathLike, loaded: Loaded):
       loaded.params,
       vocab_size=loaded.model.vocab_size,
       stop_ids=loaded.stop_ids,
+      quantize=loaded.model.quantize,
     )
     tokenizer_files.save_tokenizer(unfinished, loaded.tokenizer)
     os.replace(unfinished, path)

@@ -14,7 +14,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax import sharding
-from specjax.models import base, layers, rope
+from specjax.models import base, layers, quantize, rope
 from specjax.shapes import Array, Key, Params, check_shape
 from specjax.sharding import Placement, constrain
 
@@ -50,6 +50,7 @@ class Transformer:
     logit_softcap: logits become cap * tanh(logits / cap); None leaves them.
     dtype: of weights, activations and cache, 'float32' or 'bfloat16'; norms
       are computed, and their scales stored, in float32.
+    quantize: 'int8' if every matrix is a `quantize.Int8Weight`, else 'none'.
     placement: where it lies; None is one device.
   """
 
@@ -75,6 +76,7 @@ class Transformer:
   tied: bool = False
   logit_softcap: float | None = None
   dtype: str = 'bfloat16'
+  quantize: str = 'none'
   placement: Placement | None = None
 
   def __post_init__(self):
@@ -118,6 +120,7 @@ class Transformer:
       raise ValueError(
         f'dtype must be one of {", ".join(DTYPES)}, got {self.dtype!r}.'
       )
+    quantize.check_scheme('quantize', self.quantize)
 
   @property
   def num_layers(self) -> int:
@@ -134,6 +137,8 @@ class Transformer:
     }
     if not self.tied:
       specs['head'] = self._weight(vocab_axes, self.padded_vocab_size, d)
+    if self.quantize == 'int8':
+      specs = quantize.quantize_specs(specs)
     return specs
 
   def _units(self, axis: str) -> tuple[int, ...] | None:
@@ -199,6 +204,9 @@ class Transformer:
 
   def init(self, key: Key) -> Params:
     """Random parameters; `key` is consumed."""
+    if self.quantize == 'int8':
+      plain = dataclasses.replace(self, quantize='none')
+      return quantize.quantize_params(plain.init(key))
     return sharding.init_params(self.param_specs(), key, self.placement)
 
   def init_cache(
@@ -297,7 +305,7 @@ class Transformer:
 
   def _embed(self, params: Params, tokens_BT: Array) -> Array:
     # Ids outside the vocabulary occur in padding only; any row will do.
-    x_BTD = jnp.take(params['embed'], tokens_BT, axis=0, mode='clip')
+    x_BTD = layers.lookup(params['embed'], tokens_BT, self.dtype)
     if self.embed_scale is not None:
       x_BTD = x_BTD * jnp.asarray(self.embed_scale, x_BTD.dtype)
     return self._pin(x_BTD, 'batch')

@@ -98,6 +98,12 @@ class BadInputTest(Case):
     ('dtype', ('--dtype=float16',), 'float32, bfloat16', "'float16'"),
     ('draft', ('--proposer=draft',), '--proposer=draft needs --draft'),
     ('draft_dtype', ('--draft_dtype=float32',), '--draft_dtype needs --draft'),
+    ('quantize', ('--quantize=int4',), 'none, int8', "'int4'"),
+    (
+      'draft_quantize',
+      ('--draft_quantize=int8',),
+      '--draft_quantize needs --draft',
+    ),
     ('limit', ('--limit=0',), 'limit must be >= 1', 'got 0'),
     ('limit_of_one', ('--limit=7',), '--limit=7 needs --prompts_jsonl'),
     ('batch', ('--batch_size=0',), 'batch_size must be >= 1', 'got 0'),
@@ -149,6 +155,19 @@ class BadInputTest(Case):
     ('chat', ('--chat',), 'no chat template'),
     ('demo', ('--target=demo:teacher',), "'demo:teacher'", 'demo:target'),
     ('missing', ('--target=/no/such/model.gguf',), '/no/such', '.gguf'),
+    (
+      'quantize',
+      ('--quantize=int8',),
+      'demo:target',
+      'quantize must be none',
+      'got int8',
+    ),
+    (
+      'draft_quantize',
+      ('--draft=demo:draft', '--draft_quantize=int8'),
+      'demo:draft',
+      'quantize must be none',
+    ),
     ('no_target', ('--target=',), '--target must name a model'),
     (
       'proposer',
@@ -461,6 +480,17 @@ class BadFolderTest(Case):
       (f'--target={folder}', '--prompt=' + 'b' * 65), 'at most 64', 'got 65'
     )
     self.folder_refused(folder, '64', '65', more=('--max_length=65',))
+
+  def test_int8_weights_do_not_become_float(self):
+    folder = tiny_files.write_folder(self.folder / 'model')
+    converted = self.folder / 'int8'
+    load.save(converted, load.load(str(folder), 'bfloat16', 'int8'))
+    self.folder_refused(converted, 'int8', 'quantize must be int8', 'got none')
+    self.folder_refused(
+      folder,
+      'quantize must be int8',
+      more=(f'--draft={converted}',),
+    )
 
   def test_a_chat_template(self):
     folder = tiny_files.write_folder(self.folder / 'model')

@@ -115,6 +115,21 @@ class ConvertTest(parameterized.TestCase):
     self.assertNotEmpty(text)
     self.assertIn('block efficiency 4.00', err)  # 5 and 3: all accepted.
 
+  @parameterized.parameters('hugging_face', 'gguf')
+  def test_int8(self, kind):
+    model = getattr(self, kind)()
+    code, out, err = self.convert(model, '--quantize=int8')
+    self.assertEqual((code, err), (0, ''))
+    before = load.load(str(model), 'bfloat16', 'int8')
+    after = load.load(str(self.out), 'bfloat16', 'int8')
+    # The scales are not counted.
+    plain = jax.tree.leaves(load.load(str(model), 'float32').params)
+    num_params = sum(leaf.size for leaf in plain)
+    self.assertEqual(out, f'{self.out}: {num_params:,} parameters in int8\n')
+    self.assertEqual(after.model, before.model)
+    self.assertEqual(after.model.quantize, 'int8')
+    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
+
   def test_an_empty_folder_is_taken(self):
     self.out.mkdir(parents=True)
     self.assertEqual(self.convert(self.gguf())[0], 0)

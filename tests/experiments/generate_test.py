@@ -562,6 +562,31 @@ class CompilationTest(absltest.TestCase):
     self.assertEqual(again.num_traces, 0)
 
 
+class LoadTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ((), 'none', 'none'),
+    (('--quantize=int8',), 'int8', 'int8'),
+    (('--draft_quantize=int8',), 'none', 'int8'),
+    (('--quantize=int8', '--draft_quantize=none'), 'int8', 'none'),
+  )
+  def test_quantize_reaches_both_models(self, flags, target, draft):
+    asked = {}
+
+    def spy(name, dtype, quantize):
+      asked[name] = quantize
+      if len(asked) == 2:
+        raise ValueError('Enough.')
+
+    argv = ('--target=a', '--draft=b', '--prompt=a', *flags)
+    with (
+      mock.patch.object(load, 'load', spy),
+      contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+      code = common.run_main(generate.main, FLAG_GROUPS, argv)
+    self.assertEqual((code, err.getvalue()), (2, 'generate.py: Enough.\n'))
+    self.assertEqual(asked, {'a': target, 'b': draft})
+
+
 class UnknownNumbersTest(absltest.TestCase):
   def test_what_is_not_finite_is_null(self):
     target = load.load('demo:target', 'bfloat16')
@@ -572,7 +597,7 @@ class UnknownNumbersTest(absltest.TestCase):
     broken = load.Loaded(
       target.name, target.model, tuple(tables), ByteTokenizer(), (256,)
     )
-    with mock.patch.object(load, 'load', lambda name, dtype: broken):
+    with mock.patch.object(load, 'load', lambda *args: broken):
       run = Run(*PLAIN, f'--prompt={PROMPT}', '--logprobs')
     request = run.requests[0]
     self.assertEqual(request['finish_reason'], 'error')

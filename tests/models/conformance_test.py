@@ -24,6 +24,7 @@ MODELS_UNDER_TEST = (
   ('post_norms', lambda: tiny.model('gemma3'), 1e-5),
   # Two roundings to eight bits that fall differently, a few times over.
   ('bfloat16', lambda: tiny.model('gemma3', 'bfloat16'), 5e-2),
+  ('int8', lambda: tiny.model('gemma3', quantize='int8'), 5e-2),
 )
 
 B, T, S = 3, 7, 16

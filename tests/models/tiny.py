@@ -62,9 +62,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def model(
-  name: str, dtype: str = 'float32', vocab_size: int | None = None
+  name: str,
+  dtype: str = 'float32',
+  vocab_size: int | None = None,
+  quantize: str = 'none',
 ) -> transformer.Transformer:
-  return model_config.config_from_hf(CONFIGS[name], vocab_size, dtype)
+  return model_config.config_from_hf(CONFIGS[name], vocab_size, dtype, quantize)
 
 
 def params_of(model: transformer.Transformer, seed: int = 0) -> Params:

@@ -41,8 +41,8 @@ SETTINGS = (
 
 
 @functools.cache
-def smollm2() -> load.Loaded:
-  return load.load(files.find(files.SMOLLM2), 'float32')
+def smollm2(dtype: str = 'float32', quantize: str = 'none') -> load.Loaded:
+  return load.load(files.find(files.SMOLLM2), dtype, quantize)
 
 
 def run(
@@ -133,6 +133,27 @@ class SmolLM2Test(parameterized.TestCase):
     total = sum(result.tally.num_accepted for result in together)
     drafted = sum(result.tally.num_drafted for result in together)
     self.assertBetween(total / drafted, 0.1, 0.95)
+
+  def test_int8_text_equals_plain_decoding(self):
+    target = smollm2('bfloat16', 'int8')
+    self.assertEqual(target.params['embed'].int8_OI.dtype, np.int8)
+    warm = SamplingOptions(temperature=0.8, top_p=0.95)
+    requests = make_requests(target, [SamplingOptions(), warm] * 2, 24)
+    # A draft of the same weights in another dtype is nearly always right.
+    draft = smollm2('float32', 'int8')
+    plain, drafted, looked_up = (
+      run(target, proposer, params, chain.Coupled(), requests, **options)
+      for proposer, params, options in (
+        (Nothing(), (), {'batch_size': 4, 'width': 4}),
+        (draft_model(draft, 3), draft.params, {'batch_size': 4}),
+        (NGram(num_draft_tokens=3), (), {'batch_size': 4}),
+      )
+    )
+    for results in (drafted, looked_up):
+      for ours, expected in zip(results, plain):
+        self.assertEqual(ours.tokens, expected.tokens)
+      self.assertGreater(sum(r.tally.num_accepted for r in results), 0)
+    self.assertGreater(sum(r.tally.num_accepted for r in drafted), 30)
 
 
 def _blurred(params):

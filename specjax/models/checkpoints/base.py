@@ -16,7 +16,7 @@ import numpy as np
 
 from specjax import sharding
 from specjax.models import config as model_config
-from specjax.models import transformer
+from specjax.models import quantize, transformer
 from specjax.shapes import Array, Params
 
 _LAYER_NAMES = {
@@ -101,9 +101,10 @@ def load_params(
 ) -> Params:
   """The checkpoint's tensors as the model's parameters.
 
-  Tensors are read, checked and converted one at a time, so the peak is the
-  parameters plus one tensor. A tied model's file may hold the output head as
-  well; it must then equal the embedding.
+  Tensors are read, checked, converted and put into their shards one at a time,
+  so the peak is the parameters plus one tensor: with int8 weights never the
+  whole float model, and they are rounded once, from the file's values. A tied
+  model's file may hold the output head as well; it must equal the embedding.
 
   Args:
     model: usually `config_from_hf(checkpoint.config, ...)`; its dtype is the
@@ -121,11 +122,13 @@ def load_params(
   """
   own_names = _own_names(checkpoint)
   names = hf_names(model)
+  # What the files hold is the float model, whatever becomes of it.
+  plain_specs = dataclasses.replace(model, quantize='none').param_specs()
   specs = {
     name: spec
     for name, spec in zip(
       jax.tree.leaves(names),
-      jax.tree.leaves(model.param_specs(), is_leaf=sharding.is_spec),
+      jax.tree.leaves(plain_specs, is_leaf=sharding.is_spec),
     )
   }
   has_spare_head = model.tied and _HEAD in own_names
@@ -139,12 +142,13 @@ def load_params(
     and not checkpoint.norms_have_one_added
   )
 
-  def read(name: str) -> Array:
+  def read(name: str) -> Array | quantize.Int8Weight:
     spec = specs[name]
     is_norm = name.endswith('norm.weight')
+    is_int8 = model.quantize == 'int8' and quantize.is_quantized(spec)
     value, is_finite = _convert(
       jnp.asarray(checkpoint.read(own_names[name])),
-      dtype=spec.dtype,
+      dtype='float32' if is_int8 else spec.dtype,
       add_one=add_one and is_norm,
     )
     if value.shape != spec.shape:
@@ -153,10 +157,18 @@ def load_params(
       )
     if not is_finite:
       raise ValueError(f'{name} must be finite, it has a NaN or an infinity.')
-    return value
+    return quantize.quantize_weight(value) if is_int8 else value
 
-  params = jax.tree.map(read, names)
-  if has_spare_head and not jnp.array_equal(read(_HEAD), params['embed']):
+  def place(name: str, spec: Any) -> Any:
+    return sharding.put_params(spec, read(name), model.placement)
+
+  own_specs = model.param_specs()
+  params = jax.tree.map(place, names, own_specs)
+  if has_spare_head and not jax.tree.all(
+    jax.tree.map(
+      jnp.array_equal, place(_HEAD, own_specs['embed']), params['embed']
+    )
+  ):
     raise ValueError(
       f'{_HEAD} must equal {_EMBED} where tie_word_embeddings is true.'
     )

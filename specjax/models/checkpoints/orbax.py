@@ -2,7 +2,8 @@
 
 A checkpoint is a folder:
 
-  specjax.json   config in config.json form, vocab_size, stop ids, version
+  specjax.json   config in config.json form, vocab_size, stop ids, version,
+                 whether the weights are int8
   params/        orbax's files; the tree of `Transformer.param_specs`
 """
 
@@ -19,7 +20,9 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from specjax import sharding
+from specjax.mesh import View, place
 from specjax.models import config as model_config
+from specjax.models import quantize as quantization
 from specjax.models import transformer
 from specjax.shapes import Params
 
@@ -35,7 +38,7 @@ class Restored:
   """What a folder held.
 
   Attributes:
-    model: in the dtype asked for.
+    model: in the dtype and with the weights asked for.
     params: its parameters.
     config: in the form of a config.json.
     stop_ids: the ids that end a text.
@@ -54,6 +57,7 @@ def save(
   *,
   vocab_size: int | None = None,
   stop_ids: tuple[int, ...] = (),
+  quantize: str = 'none',
 ):
   """Writes a checkpoint folder, whole or not at all.
 
@@ -66,13 +70,14 @@ def save(
     params: a tree like `Transformer.param_specs()`.
     vocab_size: true ids where the embedding has more rows.
     stop_ids: the ids that end a text.
+    quantize: 'int8' if `params` has int8 weights, which are kept as they are.
 
   Raises:
     ValueError: if `path` holds something, or `params` does not fit `config`.
   """
   path = pathlib.Path(path).absolute()
   check_free(path)
-  model = model_config.config_from_hf(config, vocab_size)
+  model = model_config.config_from_hf(config, vocab_size, quantize=quantize)
   specs = sharding.abstract_params(model.param_specs())
   _check_fit(specs, params, 'params')
   settings = {
@@ -81,6 +86,7 @@ def save(
     'config': dict(config),
     'vocab_size': model.vocab_size,
     'stop_ids': list(stop_ids),
+    'quantize': quantize,
   }
   path.parent.mkdir(parents=True, exist_ok=True)
   unfinished = path.with_name(f'.{path.name}.{os.getpid()}.unfinished')
@@ -102,24 +108,47 @@ def check_free(path: pathlib.Path):
     raise ValueError(f'{path} must be absent or empty, it is not.')
 
 
-def restore(path: str | os.PathLike, dtype: str = 'bfloat16') -> Restored:
+def restore(
+  path: str | os.PathLike,
+  dtype: str = 'bfloat16',
+  quantize: str = 'none',
+  view: View | None = None,
+) -> Restored:
   """Reads a folder that `save` wrote; weights are cast to `dtype`.
+
+  Every device reads its own shards, however they lay when they were saved.
+
+  Args:
+    path: the folder.
+    dtype: 'float32' or 'bfloat16'.
+    quantize: 'int8' takes int8 weights as they are and rounds those of a float
+      folder, which is read as a whole before; int8 weights never become float.
+    view: of the mesh on which the model is placed; None is one device.
 
   Raises:
     ValueError: if the folder is missing, incomplete, not one of ours, of
-      another version, or holds a NaN or an infinity.
+      another version, holds a NaN or an infinity, or holds int8 weights and
+      `quantize` is 'none'.
   """
   path = pathlib.Path(path).absolute()
   settings = _read_settings(path)
+  quantization.check_scheme('quantize', quantize)
+  stored = settings['quantize']
+  if quantize == 'none' and stored != 'none':
+    raise ValueError(
+      f'{path} holds {stored} weights: quantize must be {stored}, got none.'
+    )
   model = model_config.config_from_hf(
-    settings['config'], settings['vocab_size'], dtype
+    settings['config'], settings['vocab_size'], dtype, stored
   )
-  # Placed here whatever the placement was when they were saved.
-  here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  target = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
-    sharding.abstract_params(model.param_specs()),
-  )
+  specs = model.param_specs()
+  if view is not None:
+    model = dataclasses.replace(model, placement=place(specs, view))
+  target = sharding.abstract_params(specs, model.placement)
+  if model.placement is None:
+    # Here, whatever the placement was when they were saved.
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    target = jax.tree.map(lambda leaf: leaf.update(sharding=here), target)
   folder = path / _PARAMS
   with ocp.StandardCheckpointer() as checkpointer:
     try:
@@ -130,6 +159,8 @@ def restore(path: str | os.PathLike, dtype: str = 'bfloat16') -> Restored:
       raise ValueError(f'{folder} must hold whole orbax files.')
     # Shapes are compared before memory is taken.
     _check_fit(target, metadata, f'{folder}')
+    if quantize != stored:
+      target = _matrices_as_stored(target, metadata)
     try:
       params = checkpointer.restore(folder, target)
     except Exception as error:  # It raises nothing more precise.
@@ -139,9 +170,25 @@ def restore(path: str | os.PathLike, dtype: str = 'bfloat16') -> Restored:
       raise ValueError(
         f'{_path_name(leaf_path)} must be finite, it has a NaN or an infinity.'
       )
+  if quantize != stored:
+    model = dataclasses.replace(model, quantize=quantize)
+    params = quantization.quantize_params(params)
+    params = sharding.put_params(model.param_specs(), params, model.placement)
   return Restored(
     model, params, settings['config'], tuple(settings['stop_ids'])
   )
+
+
+def _matrices_as_stored(target: Any, metadata: Any) -> Any:
+  """Matrices in the dtype of the files: int8 is rounded once, from that."""
+  stored = _leaves(metadata)
+
+  def as_stored(path, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    if not quantization.is_quantized(leaf):
+      return leaf
+    return leaf.update(dtype=stored[_path_name(path)].dtype)
+
+  return jax.tree_util.tree_map_with_path(as_stored, target)
 
 
 def _unreadable(folder: pathlib.Path, error: BaseException) -> ValueError:
@@ -171,10 +218,13 @@ def _read_settings(path: pathlib.Path) -> dict[str, Any]:
   missing = sorted({'config', 'vocab_size', 'stop_ids'} - set(settings))
   if missing:
     raise ValueError(f'{file} lacks {", ".join(missing)}.')
+  # Folders of before int8 weights do not say that they have none.
+  settings.setdefault('quantize', 'none')
   for name, is_right in (
     ('config', isinstance(settings['config'], dict)),
     ('vocab_size', type(settings['vocab_size']) is int),
     ('stop_ids', _is_list_of_ids(settings['stop_ids'])),
+    ('quantize', settings['quantize'] in quantization.SCHEMES),
   ):
     if not is_right:
       raise ValueError(
@@ -191,16 +241,19 @@ def _path_name(path: Any) -> str:
   return jax.tree_util.keystr(path, simple=True, separator='.')
 
 
-def _leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-  """Path to shape; a list and a tuple, and an index and a key, are alike."""
+def _leaves(tree: Any) -> dict[str, Any]:
+  """Path to leaf; a list and a tuple, and an index and a key, are alike."""
   leaves = jax.tree_util.tree_leaves_with_path(
     tree, is_leaf=lambda leaf: hasattr(leaf, 'shape')
   )
-  return {_path_name(path): tuple(leaf.shape) for path, leaf in leaves}
+  return {_path_name(path): leaf for path, leaf in leaves}
 
 
 def _check_fit(target: Any, got: Any, name: str):
-  want_shapes, got_shapes = _leaf_shapes(target), _leaf_shapes(got)
+  want_shapes, got_shapes = (
+    {path: tuple(leaf.shape) for path, leaf in _leaves(tree).items()}
+    for tree in (target, got)
+  )
   differing = sorted(
     f'{leaf} (expected {want_shapes.get(leaf)}, got {got_shapes.get(leaf)})'
     for leaf in set(want_shapes) | set(got_shapes)

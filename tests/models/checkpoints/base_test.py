@@ -8,6 +8,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
+from specjax.models import quantize
 from specjax.models.checkpoints import base
 from tests.models import tiny
 
@@ -142,6 +143,50 @@ class LoadTest(parameterized.TestCase):
       got['final_norm'], params['final_norm'], atol=1e-2
     )
 
+  @parameterized.product(
+    name=('llama_tied_biased', 'qwen3'), dtype=('float32', 'bfloat16')
+  )
+  def test_int8_is_rounded_once_from_what_the_file_holds(self, name, dtype):
+    _, params, tensors = prepared(name)
+    got = load(name, tensors, tiny.model(name, dtype, quantize='int8'))
+    # Not from bfloat16; only the biases are in the dtype.
+    specs = tiny.model(name, dtype, quantize='int8').param_specs()
+    want = jax.tree.map(
+      lambda x, spec: x.astype(spec.dtype),
+      quantize.quantize_params(params),
+      specs,
+    )
+    self.assert_trees_equal(got, want)
+
+  def test_int8_holds_one_float_tensor_at_a_time(self):
+    _, _, tensors = prepared('llama')
+    others = {id(array) for array in jax.live_arrays()}
+    most = []
+
+    def read(tensor_name: str) -> np.ndarray:
+      matrices = [
+        array
+        for array in jax.live_arrays()
+        if id(array) not in others and array.ndim == 2
+      ]
+      most.append(sum(a.nbytes for a in matrices if a.dtype != jnp.int8))
+      return tensors[tensor_name]
+
+    checkpoint = tiny.checkpoint_of(tiny.CONFIGS['llama'], tensors)
+    checkpoint = dataclasses.replace(checkpoint, read=read)
+    base.load_params(tiny.model('llama', quantize='int8'), checkpoint)
+    largest = max(tensor.nbytes for tensor in tensors.values())
+    self.assertLessEqual(max(most), 2 * largest)
+
+  @parameterized.parameters(np.nan, np.inf)
+  def test_int8_refuses_values_that_are_not_finite(self, value):
+    _, _, tensors = prepared('llama')
+    name = 'model.layers.1.mlp.down_proj.weight'
+    tensors[name] = tensors[name].copy()
+    tensors[name][3, 5] = value
+    with self.assertRaisesRegex(ValueError, f'{name} must be finite'):
+      load('llama', tensors, tiny.model('llama', quantize='int8'))
+
   @parameterized.parameters('language_model.{}', 'model.language_model.{}')
   def test_text_model_inside_a_multimodal_one(self, form):
     model, params, tensors = prepared('gemma3')
@@ -174,6 +219,17 @@ class TieTest(parameterized.TestCase):
     tensors[HEAD][0, 0] += 1
     with self.assertRaisesRegex(ValueError, f'{HEAD} must equal {EMBED}'):
       load('llama_tied_biased', tensors)
+
+  def test_tied_int8_and_present_loads_if_equal(self):
+    _, params, tensors = prepared('llama_tied_biased')
+    model = tiny.model('llama_tied_biased', quantize='int8')
+    tensors[HEAD] = tensors[EMBED].copy()
+    got = load('llama_tied_biased', tensors, model)
+    want = quantize.quantize_weight(params['embed'])
+    jax.tree.map(np.testing.assert_array_equal, got['embed'], want)
+    tensors[HEAD][0, 0] += 1
+    with self.assertRaisesRegex(ValueError, f'{HEAD} must equal {EMBED}'):
+      load('llama_tied_biased', tensors, model)
 
   def test_untied_and_present_loads(self):
     _, params, tensors = prepared('llama')

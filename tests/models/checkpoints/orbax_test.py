@@ -12,6 +12,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
+from specjax.models import quantize
 from specjax.models.checkpoints import orbax
 from tests.models import tiny
 
@@ -44,6 +45,50 @@ class OrbaxTest(parameterized.TestCase):
     want = jax.tree.map(lambda x, s: x.astype(s.dtype), params, specs)
     self.assertEqual(jax.tree.structure(got.params), jax.tree.structure(want))
     jax.tree.map(np.testing.assert_array_equal, got.params, want)
+
+  def assert_trees_equal(self, got, want):
+    self.assertEqual(jax.tree.structure(got), jax.tree.structure(want))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+  @parameterized.parameters('float32', 'bfloat16')
+  def test_int8_stays_int8(self, dtype):
+    params = quantize.quantize_params(tiny.params_of(tiny.model('gemma3')))
+    orbax.save(self.path, CONFIG, params, quantize='int8')
+    got = orbax.restore(self.path, dtype, 'int8')
+    self.assertEqual(got.model, tiny.model('gemma3', dtype, quantize='int8'))
+    self.assert_trees_equal(got.params, params)
+    self.assertEqual(got.params['embed'].int8_OI.dtype, jnp.int8)
+    with self.assertRaisesRegex(
+      ValueError, 'holds int8 weights: quantize must be int8, got none'
+    ):
+      orbax.restore(self.path, dtype)
+
+  @parameterized.product(
+    saved=('float32', 'bfloat16'), restored=('float32', 'bfloat16')
+  )
+  def test_float_becomes_int8_rounded_once(self, saved, restored):
+    params = self.save(saved)
+    # A folder of before int8 weights does not say that it has none.
+    self.edit(quantize='removed')
+    got = orbax.restore(self.path, restored, 'int8')
+    self.assertEqual(got.model, tiny.model('gemma3', restored, quantize='int8'))
+    self.assert_trees_equal(got.params, quantize.quantize_params(params))
+
+  def test_refuses_int8_parameters_that_are_not_said_to_be(self):
+    params = quantize.quantize_params(tiny.params_of(tiny.model('gemma3')))
+    with self.assertRaisesRegex(ValueError, 'embed.int8_OI'):
+      orbax.save(self.path, CONFIG, params)
+    self.assertFalse(self.path.exists())
+
+  def test_refuses_scales_that_are_not_finite(self):
+    params = quantize.quantize_params(tiny.params_of(tiny.model('gemma3')))
+    up = params['layers'][2]['up']
+    broken = up._replace(scale_O=up.scale_O.at[1].set(np.nan))
+    params['layers'][2]['up'] = broken
+    orbax.save(self.path, CONFIG, params, quantize='int8')
+    message = 'layers.2.up.scale_O must be finite'
+    with self.assertRaisesRegex(ValueError, message):
+      orbax.restore(self.path, quantize='int8')
 
   def test_sharded_parameters_come_back_on_one_device(self):
     params = tiny.params_of(tiny.model('gemma3'))
@@ -109,6 +154,9 @@ class OrbaxTest(parameterized.TestCase):
     ({'config': 'removed'}, 'lacks config'),
     ({'config': {**CONFIG, 'intermediate_size': 32}}, r'layers.0.down \(exp'),
     ({'config': {**CONFIG, 'num_hidden_layers': 4}}, 'got None'),
+    ({'quantize': 'int8'}, 'quantize must be int8, got none'),
+    ({'quantize': 'int4'}, "quantize must be what save wrote, got 'int4'"),
+    ({'quantize': ['int8']}, 'quantize must be what save wrote'),
     ({'stop_ids': 'x'}, 'stop_ids must be what save wrote'),
     ({'vocab_size': '12'}, 'vocab_size must be what save wrote'),
   )
