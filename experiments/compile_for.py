@@ -5,14 +5,14 @@
 
 A draft step, a verification and the whole generate loop are compiled for a
 TPU slice by its own compiler, from shapes alone: no chip is needed and nothing
-is allocated. Shown are bytes per device, collectives, and the speed that XLA
-expects next to a bound computed by hand; nothing is measured. Deep models are
-compiled at 2, 4 and 6 layers and extrapolated, unless --whole is given.
+is allocated. All layers are compiled, unrolled, so nothing is extrapolated; a
+large pair takes minutes. Shown are bytes per device, collectives, and the speed
+that XLA expects next to a bound computed by hand; nothing is measured.
 
 Exit code 1 if it does not fit the chip, if a pass has collectives that its
 placement does not ask for, or if logits over the vocabulary are moved.
 
-TPUs need libtpu: `make compile-for` installs it in an environment of its own.
+TPUs need libtpu: `make aot` installs it in an environment of its own.
 --lower_only=cuda or tpu needs nothing: it lowers the same programs.
 """
 
@@ -26,14 +26,11 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments import chips, common, forecast, programs
-from experiments.forecast import Estimate
+from experiments import chips, common, forecast, forecast_report, programs
 from experiments.programs import Pair
 from specjax import mesh as meshes
 from specjax.models import presets
 from specjax.models.transformer import Transformer
-
-GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +48,6 @@ class Options:
   num_draft_tokens: int = 4
   quantize: str = 'none'
   acceptance: float = 0.8
-  whole: bool = False
   lower_only: str | None = None
 
   def __post_init__(self):
@@ -120,9 +116,6 @@ def define_flags(values: flags.FlagValues):
     0.8,
     'Probability that a draft is accepted, for tokens per second.',
     flag_values=values,
-  )
-  flags.DEFINE_bool(
-    'whole', False, 'Compile all layers (slow).', flag_values=values
   )
   enum(
     'lower_only',
@@ -255,14 +248,17 @@ def _cpu_devices(num: int) -> Sequence[Any]:
 
 
 def forecast_for(options: Options) -> dict[str, Any]:
-  """The result for --json_out, 'problems' in it."""
+  """The result for --json_out; its 'problems' decide the exit code.
+
+  Raises:
+    ValueError: the options do not go together.
+  """
   topology = chips.parse_topology(options.topology)
-  pair = make_pair(
-    options, find_devices(topology, options.lower_only is not None)
-  )
+  is_lowered = options.lower_only is not None
+  pair = make_pair(options, find_devices(topology, is_lowered))
   size = forecast.sizes(pair)
   result = {
-    'compiled_for': topology.name,
+    'topology': topology.name,
     'num_devices': topology.num_devices,
     'placement': _placement(pair),
     'bytes_per_device': dataclasses.asdict(size),
@@ -270,23 +266,21 @@ def forecast_for(options: Options) -> dict[str, Any]:
   }
   chip = topology.chip
   if chip is not None:
-    is_int8 = options.quantize == 'int8'
-    seconds = forecast.bound_seconds(pair, chip, is_int8)
+    seconds = forecast.bound_seconds(pair, chip, options.quantize == 'int8')
     result['bound'] = forecast.speed(pair, seconds, options.acceptance)
     result['hbm_bytes'] = chip.hbm_bytes
-  if options.lower_only is not None:
-    result['lowered_for'] = options.lower_only
+  if is_lowered:
     result['stablehlo_bytes'] = {}
     for name in programs.PROGRAMS:
       with common.Progress(f'lowering {name}'):
-        result['stablehlo_bytes'][name] = programs.lower_only(
-          name, pair, options.lower_only
-        )
-    return result
-  if chip is not None and size.total > chip.hbm_bytes:
+        num_bytes = programs.lower_only(name, pair, options.lower_only)
+      result['stablehlo_bytes'][name] = num_bytes
+  elif chip is not None and size.total > chip.hbm_bytes:
+    result['bytes_per_device']['total'] = size.total
     result['problems'].append(_too_large(size.total, chip))
-    return result
-  return _compile(options, topology, pair, result)
+  else:
+    _compile(options, topology, pair, result)
+  return result
 
 
 def _compile(
@@ -294,168 +288,67 @@ def _compile(
   topology: chips.Topology,
   pair: Pair,
   result: dict[str, Any],
-) -> dict[str, Any]:
-  """Adds what the compiler says."""
-  platform = 'tpu' if topology.is_tpu else 'cpu'
-  target = forecast.depths(pair.target, options.whole)
-  draft = forecast.depths(pair.draft, options.whole)
-  points = {
-    'draft': forecast.grid((pair.target.num_layers,), draft),
-    'verify': forecast.grid(target, (pair.draft.num_layers,)),
-    'loop': forecast.grid(target, draft),
-  }
-  estimates = {}
+):
+  """Adds what the compiler says to the result."""
+  chip = topology.chip
+  seconds = {}
   for name in programs.PROGRAMS:
-    with common.Progress(f'compiling {name}') as progress:
-
-      def compile_at(name: str, small: Pair) -> programs.Compiled:
-        depth = (small.target.num_layers, small.draft.num_layers)
-        progress.update('at {} and {} layers'.format(*depth))
-        return programs.compile_program(name, small, platform)
-
-      try:
-        estimate, problems = forecast.study(
-          name, pair, points[name], compile_at
+    try:
+      with common.Progress(f'compiling {name}'):
+        compiled = programs.compile_program(
+          name, pair, 'tpu' if topology.is_tpu else 'cpu'
         )
-      except jax.errors.JaxRuntimeError as error:
-        if 'RESOURCE_EXHAUSTED' not in str(error):
-          raise
-        reason = ' '.join(str(error).split())
-        result['problems'].append(f'{name} does not fit: {reason}')
-        return result
-    estimates[name] = estimate
-    result[name] = dataclasses.asdict(estimate)
-    result['problems'] += problems
-  memory = _memory(estimates['loop'], forecast.sizes(pair).total)
-  result['bytes_per_device'].update(memory)
-  if topology.chip is not None and memory['total'] > topology.chip.hbm_bytes:
-    result['problems'].append(_too_large(memory['total'], topology.chip))
-  if topology.is_tpu:
-    seconds = {
-      name: estimates[name].numbers['seconds'] for name in ('draft', 'verify')
+    except jax.errors.JaxRuntimeError as error:
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      reason = ' '.join(str(error).split())
+      result['problems'].append(f'{name} does not fit: {reason:.300}')
+      return
+    seconds[name] = compiled.numbers.get('seconds')
+    tally = forecast.count(name, pair, compiled.collectives)
+    result[name] = {
+      **compiled.numbers,
+      'collectives': [
+        {'part': part, 'class': size, 'kind': kind, **figures}
+        for (part, size, kind), figures in sorted(tally.items())
+      ],
     }
+    result['problems'] += forecast.check(name, pair, compiled.collectives)
+  loop = result['loop']
+  stated = forecast.sizes(pair).total
+  # What the loop yields takes the place of what it is given.
+  temporaries = loop['temporaries'] + loop['outputs'] - loop['aliases']
+  total = loop['arguments'] + temporaries + loop['code']
+  result['bytes_per_device'].update(
+    rest_and_padding=loop['arguments'] - stated,
+    temporaries=temporaries,
+    code=loop['code'],
+    total=total,
+  )
+  if chip is not None:
+    if total > chip.hbm_bytes:
+      result['problems'].append(_too_large(total, chip))
     result['xla'] = forecast.speed(pair, seconds, options.acceptance)
-  return result
-
-
-def _memory(loop: Estimate, stated: int) -> dict[str, float]:
-  numbers = loop.numbers
-  arguments = numbers['arguments']
-  temporaries = numbers['outputs'] - numbers['aliases'] + numbers['temporaries']
-  return {
-    'rest_and_padding': arguments - stated,
-    'temporaries': temporaries,
-    'code': numbers['code'],
-    'total': arguments + temporaries + numbers['code'],
-  }
 
 
 def _too_large(num_bytes: float, chip: chips.Chip) -> str:
+  gib = 2**30
   return (
-    f'does not fit: {num_bytes / GIB:.2f} GiB per device, '
-    f'{(num_bytes - chip.hbm_bytes) / GIB:.2f} GiB more than the '
-    f'{chip.hbm_bytes / GIB:.2f} GiB of a {chip.name}.'
+    f'does not fit: {num_bytes / gib:.2f} GiB per device, '
+    f'{(num_bytes - chip.hbm_bytes) / gib:.2f} GiB more than the '
+    f'{chip.hbm_bytes / gib:.2f} GiB of a {chip.name}.'
   )
 
 
 def _placement(pair: Pair) -> dict[str, dict[str, int]]:
-  models = {'target': pair.target, 'draft': pair.draft}
-  return {
-    name: {
-      axis: model.placement.num_shards(axis)
-      for axis, _ in model.placement.axes
-      if model.placement.num_shards(axis) > 1
+  """How many parts each logical axis is split into, where it is split."""
+  found = {}
+  for name, model in (('target', pair.target), ('draft', pair.draft)):
+    parts = {
+      axis: model.placement.num_shards(axis) for axis, _ in model.placement.axes
     }
-    for name, model in models.items()
-  }
-
-
-def report(options: Options, result: dict[str, Any]) -> str:
-  """The result for people."""
-  where = f'compiled for {result["compiled_for"]}'
-  lines = [_title(options), '']
-  for name, axes in result['placement'].items():
-    split = ', '.join(f'{axis} {n} ways' for axis, n in axes.items())
-    lines.append(
-      f'{name}: split {split}' if split else f'{name}: on each device'
-    )
-  if 'lowered_for' in result:
-    for name, num_bytes in result['stablehlo_bytes'].items():
-      lines.append(
-        f'{name}: lowers for {result["lowered_for"]} ({num_bytes} bytes of '
-        'StableHLO)'
-      )
-    where = f'from shapes, for {result["compiled_for"]}'
-  lines += ['', f'GiB per device, {where}']
-  for name, num_bytes in result['bytes_per_device'].items():
-    lines.append(f'  {name.replace("_", " "):18} {num_bytes / GIB:9.3f}')
-  if 'hbm_bytes' in result:
-    lines.append(f'  {"HBM of the chip":18} {result["hbm_bytes"] / GIB:9.3f}')
-  for name in programs.PROGRAMS:
-    if name in result:
-      lines += _program_lines(name, result[name], where)
-  if 'bound' in result:
-    lines += _speed_lines(options, result, where)
-  lines.append('')
-  lines += [f'PROBLEM: {problem}' for problem in result['problems']]
-  if not result['problems']:
-    lines.append('no problem found')
-  return '\n'.join(lines)
-
-
-def _title(options: Options) -> str:
-  draft = options.draft
-  if draft is None:
-    draft = f"a head of {options.head} of the target's layers"
-  return (
-    f'{options.target} with {draft}, batch {options.batch_size}, context '
-    f'{options.context}, K = {options.num_draft_tokens}, quantize '
-    f'{options.quantize}'
-  )
-
-
-def _program_lines(name: str, found: dict[str, Any], where: str) -> list[str]:
-  numbers = found['numbers']
-  depths = ', '.join(f'{t} + {d}' for t, d in found['depths'])
-  how = f'layers {depths}'
-  if found['miss'] is not None:
-    how += f', the last one off the line by {found["miss"]:.2%} at most'
-  lines = [
-    '',
-    f'{name}, {where} at {how}',
-    f'  {numbers["flops"] / 1e9:.3f} GFLOP and '
-    f'{numbers["bytes_accessed"] / 1e9:.3f} GB accessed per device, inner '
-    'loops counted once',
-  ]
-  for part, sizes in sorted(found['collectives'].items()):
-    for size, kinds in sorted(sizes.items(), reverse=True):
-      for kind, figures in sorted(kinds.items()):
-        lines.append(
-          f'  {part}: {figures["count"]:.0f} {size} {kind}, '
-          f'{figures["bytes"]:.0f} bytes'
-        )
-  return lines
-
-
-def _speed_lines(
-  options: Options, result: dict[str, Any], where: str
-) -> list[str]:
-  lines = [
-    '',
-    f'speed at acceptance {options.acceptance:g}, '
-    f'{result["bound"]["tokens_per_step"]:.2f} tokens per row and step',
-    f'  {"":26} {"draft ms":>9} {"verify ms":>9} {"step ms":>9} '
-    f'{"tokens/s":>9}',
-  ]
-  for name, label in (('xla', f'XLA, {where}'), ('bound', 'bound by hand')):
-    if name in result:
-      x = result[name]
-      lines.append(
-        f'  {label:26} {1e3 * x["draft_seconds"]:9.3f} '
-        f'{1e3 * x["verify_seconds"]:9.3f} {1e3 * x["step_seconds"]:9.3f} '
-        f'{x["tokens_per_second"]:9.1f}'
-      )
-  return lines
+    found[name] = {axis: n for axis, n in parts.items() if n > 1}
+  return found
 
 
 def main(values: flags.FlagValues) -> int:
@@ -463,7 +356,7 @@ def main(values: flags.FlagValues) -> int:
   if values.json_out is not None:
     common.check_writable(values.json_out)
   result = forecast_for(options)
-  print(report(options, result))
+  print(forecast_report.report(options, result))
   if values.json_out is not None:
     common.write_json(
       values.json_out,

@@ -1,23 +1,15 @@
-"""What a pair of models would need and take on a slice of chips.
-
-Every program is compiled at 2 and at 4 layers, which gives a line, and at 6,
-which checks it; layers are alike, so a deep model's figures lie on the line.
-The loop has two depths, and its points span a plane.
-"""
+"""What a pair of models would need and take on a slice of chips."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from experiments import chips, hlo, programs
-from experiments.programs import Compiled, Pair
+from experiments.programs import Pair
 from specjax import metrics
 from specjax.models.transformer import Transformer
-
-DEPTHS = (2, 4, 6)
 
 # Kinds that move an array as it is; full-vocabulary logits have no business
 # in any of them.
@@ -25,126 +17,6 @@ _MOVES = ('all-gather', 'all-to-all', 'collective-permute')
 
 # What a collective is for, by its size and place.
 WIDE, SMALL, FILTER = 'wide', 'small', 'filter'
-
-Depth = tuple[int, int]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Estimate:
-  """A program's figures at full depth, per device.
-
-  Attributes:
-    numbers: as `Compiled.numbers`.
-    collectives: {part: {class: {kind: {'count', 'bytes'}}}}. Parts of a loop
-      are its 'turn' and the draft 'scan' inside; other programs have one,
-      'step'. Classes: 'wide' for what is as large as activations, 'small' for
-      the rest (both sides of a branch are counted), 'filter' for what stands
-      in the bisections of top-k and top-p.
-    depths: (target, draft) layers that were compiled.
-    miss: the largest relative error at the depth that was left out of the
-      fit; None where the whole model was compiled.
-  """
-
-  numbers: dict[str, float]
-  collectives: dict[str, dict[str, dict[str, dict[str, float]]]]
-  depths: tuple[Depth, ...]
-  miss: float | None
-
-
-def is_alike(model: Transformer) -> bool:
-  """Whether all layers have the same program."""
-  return len(set(zip(model.windows, model.ropes))) == 1
-
-
-def depths(model: Transformer, whole: bool) -> tuple[int, ...]:
-  """The depths to compile: three of them, or the model's own."""
-  if whole or model.num_layers <= DEPTHS[-1] or not is_alike(model):
-    return (model.num_layers,)
-  return DEPTHS
-
-
-def grid(target: Sequence[int], draft: Sequence[int]) -> tuple[Depth, ...]:
-  """Points for two depths, the one that checks the others last.
-
-  >>> grid((2, 4, 6), (2, 4, 6))
-  ((2, 2), (4, 2), (2, 4), (6, 6))
-  >>> grid((2, 4, 6), (1,))
-  ((2, 1), (4, 1), (6, 1))
-  """
-  if len(target) == 1 or len(draft) == 1:
-    return tuple((t, d) for t in target for d in draft)
-  low, high, check = target
-  return ((low, draft[0]), (high, draft[0]), (low, draft[1]), (check, draft[2]))
-
-
-def extrapolate(
-  points: Sequence[Depth], values: Sequence[dict[str, float]], at: Depth
-) -> tuple[dict[str, float], float | None]:
-  """Each number at a depth, from numbers at other depths.
-
-  A + B * target layers + C * draft layers, through all points but the last.
-
-  Returns:
-    The numbers, and the largest relative error at the last point; of a single
-    point, its own numbers and None.
-
-  >>> extrapolate(((2, 1), (4, 1), (6, 1)),
-  ...             ({'x': 7.0}, {'x': 9.0}, {'x': 11.0}), (80, 1))
-  ({'x': 85.0}, 0.0)
-  """
-  if len(points) == 1:
-    return dict(values[0]), None
-  rows = np.array([(1, *point) for point in points], float)
-  # A depth that never changes is no variable.
-  used = [0, *(i for i in (1, 2) if len(set(rows[:, i])) > 1)]
-  inverse = np.linalg.inv(rows[:-1][:, used])
-  names = sorted({name for value in values for name in value})
-  numbers, misses = {}, [0.0]
-  for name in names:
-    seen = np.array([value.get(name, 0.0) for value in values])
-    line = inverse @ seen[:-1]
-    predicted = float(rows[-1, used] @ line)
-    misses.append(abs(predicted - seen[-1]) / max(abs(seen[-1]), 1e-12))
-    # Rounding to twelve digits takes the inverse's own error out.
-    numbers[name] = float(f'{np.array((1, *at))[used] @ line:.12g}')
-  return numbers, float(f'{max(misses):.3g}')
-
-
-def study(
-  name: str,
-  pair: Pair,
-  points: Sequence[Depth],
-  compile_at: Callable[[str, Pair], Compiled],
-) -> tuple[Estimate, list[str]]:
-  """Compiles a program at every depth.
-
-  Returns:
-    Its figures at full depth, and what is wrong with it, if anything.
-  """
-  values, problems = [], []
-  for depth in points:
-    small = pair.cut(*depth)
-    compiled = compile_at(name, small)
-    tally = count(name, small, compiled.collectives)
-    flat = {
-      f'{part}/{size}/{kind}/{what}': number
-      for (part, size, kind), found in tally.items()
-      for what, number in found.items()
-    }
-    values.append({**compiled.numbers, **flat})
-    for problem in check(name, small, compiled.collectives):
-      if problem not in problems:
-        problems.append(problem)
-  whole = (pair.target.num_layers, pair.draft.num_layers)
-  numbers, miss = extrapolate(points, values, whole)
-  collectives: dict[str, Any] = {}
-  for key in [key for key in numbers if '/' in key]:
-    part, size, kind, what = key.split('/')
-    of_kind = collectives.setdefault(part, {}).setdefault(size, {})
-    of_kind.setdefault(kind, {})[what] = numbers.pop(key)
-  return Estimate(
-    numbers=numbers, collectives=collectives, depths=tuple(points), miss=miss
-  ), problems
 
 
 def _part(name: str, path: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
@@ -174,7 +46,20 @@ def _wide_bytes(name: str, pair: Pair) -> float:
 def count(
   name: str, pair: Pair, collectives: Iterable[hlo.Collective]
 ) -> dict[tuple[str, str, str], dict[str, int]]:
-  """{(part, class, kind): {'count', 'bytes'}}, see `Estimate`."""
+  """How many collectives there are, and of what size.
+
+  Args:
+    name: one of `programs.PROGRAMS`.
+    pair: the program's.
+    collectives: all of the program's.
+
+  Returns:
+    {(part, class, kind): {'count', 'bytes'}}. Parts of the loop are its 'turn'
+    and the draft 'scan' in it; other programs have one, 'step'. Classes: 'wide'
+    for what is as large as activations, 'small' for the rest (both sides of a
+    branch are counted), 'filter' for what is small and stands in the
+    bisections of top-k and top-p, up to 32 turns each.
+  """
   limit = _wide_bytes(name, pair)
   tally: dict[tuple[str, str, str], dict[str, int]] = {}
   for collective in collectives:

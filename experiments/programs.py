@@ -11,7 +11,6 @@ carry their sharding, and devices may be fake ones, or descriptions of TPUs.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -73,14 +72,6 @@ class Pair:
   batch_size: int
   context: int
   num_draft_tokens: int
-
-  def cut(self, target_layers: int, draft_layers: int) -> 'Pair':
-    """The same with the first layers only; nothing else is smaller."""
-    return dataclasses.replace(
-      self,
-      target=cut(self.target, target_layers),
-      draft=cut(self.draft, draft_layers),
-    )
 
   def decoder(self) -> decode.Decoder:
     return decode.Decoder(
@@ -217,8 +208,9 @@ class Compiled:
 
   Attributes:
     numbers: bytes of 'arguments', 'outputs', 'aliases', 'temporaries' and
-      'code'; 'flops' and 'bytes_accessed' of one run with the body of every
-      loop counted once; 'seconds', XLA's own estimate, where it has one.
+      'code'; 'flops' and 'bytes_accessed' of one run, in any memory of the
+      chip, with the body of every loop counted once; 'seconds', XLA's own
+      estimate, where it has one.
     collectives: all of them.
   """
 
@@ -258,7 +250,7 @@ def device_bytes(tree: Any) -> int:
   """Bytes of the tree's arrays that lie on each device, without padding."""
   return sum(
     int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize
-    for x in _leaves(tree)
+    for x in jax.tree.leaves(tree)
   )
 
 
@@ -266,10 +258,6 @@ def matrix_elements(params: Any) -> int:
   """Elements per device of the matrices that a pass multiplies by."""
   return sum(
     int(np.prod(x.sharding.shard_shape(x.shape)))
-    for x in _leaves(params)
+    for x in jax.tree.leaves(params)
     if x.ndim == 2
   )
-
-
-def _leaves(tree: Any) -> Iterator[jax.ShapeDtypeStruct]:
-  yield from jax.tree.leaves(tree)
