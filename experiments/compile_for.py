@@ -146,6 +146,11 @@ def make_pair(options: Options, devices: Sequence[Any]) -> Pair:
   """
   target = _model(options.target, options.quantize)
   if options.draft is None:
+    if options.head > target.num_layers:
+      raise ValueError(
+        f'--head must be at most {target.num_layers}, the layers of '
+        f'{options.target}, got {options.head}.'
+      )
     draft = programs.cut(target, options.head)
   else:
     draft = _model(options.draft, options.quantize)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-import numpy as np
+import jax.numpy as jnp
 
 from experiments import chips, hlo, programs
 from experiments.programs import Pair
@@ -33,14 +33,24 @@ def _local_rows(model: Transformer, pair: Pair) -> int:
   return math.ceil(pair.batch_size / model.placement.num_shards('batch'))
 
 
-def _wide_bytes(name: str, pair: Pair) -> float:
-  """Half of the least that a pass's activations take on a device."""
+def _is_wide(name: str, pair: Pair, collective: hlo.Collective) -> bool:
+  """Whether it is as large as a pass's activations, or half as large.
+
+  Candidates for an arg-max are no activations: many devices may send many of
+  them, but their axes are short.
+  """
   if name == 'verify':
     model, rows = pair.target, pair.num_draft_tokens + 1
   else:
     model, rows = pair.draft, 1
-  itemsize = np.dtype('float32').itemsize if model.dtype == 'float32' else 2
-  return _local_rows(model, pair) * rows * model.embed_dim * itemsize / 2
+  size = model.embed_dim / 2
+  num_bytes = (
+    _local_rows(model, pair) * rows * size * jnp.dtype(model.dtype).itemsize
+  )
+  return any(
+    a.num_bytes >= num_bytes and max(a.shape, default=0) >= size
+    for a in collective.arrays
+  )
 
 
 def count(
@@ -60,13 +70,11 @@ def count(
     branch are counted), 'filter' for what is small and stands in the
     bisections of top-k and top-p, up to 32 turns each.
   """
-  limit = _wide_bytes(name, pair)
   tally: dict[tuple[str, str, str], dict[str, int]] = {}
   for collective in collectives:
     part, path = _part(name, collective.path)
-    largest = max((a.num_bytes for a in collective.arrays), default=0)
     size = FILTER if 'while' in path else SMALL
-    size = WIDE if largest >= limit else size
+    size = WIDE if _is_wide(name, pair, collective) else size
     found = tally.setdefault(
       (part, size, collective.kind), {'count': 0, 'bytes': 0}
     )

@@ -93,23 +93,7 @@ class Pair:
 
   def state(self) -> DecodeState:
     """What the loop carries, abstract: rows and key-value heads split."""
-    b = self.batch_size
-    row = lambda dtype, *size: jax.ShapeDtypeStruct((b, *size), dtype)
-    requests = Requests(
-      tokens_BL=row(jnp.int32, self.context),
-      prompt_length_B=row(jnp.int32),
-      max_new_tokens_B=row(jnp.int32),
-      seed_B=row(jnp.uint32),
-      stop_ids_BJ=row(jnp.int32, NUM_STOP_IDS),
-    )
-    state = jax.eval_shape(self.decoder().init, self.params(), requests)
-    rows = self.target.placement
-    caches = {
-      'target_cache': _place(state.target_cache, rows),
-      'proposer_state': _place(state.proposer_state, self.draft.placement),
-    }
-    rest = _place(state.replace(target_cache=None, proposer_state=None), rows)
-    return rest.replace(**caches)
+    return _state(self)
 
   def sampling(self) -> Sampling:
     """Settings of a batch without penalties, abstract."""
@@ -121,6 +105,28 @@ class Pair:
       min_p_B=row(jnp.float32),
     )
     return _place(settings, self.target.placement)
+
+
+# Tracing a deep pair takes seconds, and every program asks for its state.
+@functools.lru_cache(maxsize=1)
+def _state(pair: Pair) -> DecodeState:
+  row = lambda dtype, *size: jax.ShapeDtypeStruct(
+    (pair.batch_size, *size), dtype
+  )
+  requests = Requests(
+    tokens_BL=row(jnp.int32, pair.context),
+    prompt_length_B=row(jnp.int32),
+    max_new_tokens_B=row(jnp.int32),
+    seed_B=row(jnp.uint32),
+    stop_ids_BJ=row(jnp.int32, NUM_STOP_IDS),
+  )
+  state = jax.eval_shape(pair.decoder().init, pair.params(), requests)
+  rows = pair.target.placement
+  rest = _place(state.replace(target_cache=None, proposer_state=None), rows)
+  return rest.replace(
+    target_cache=_place(state.target_cache, rows),
+    proposer_state=_place(state.proposer_state, pair.draft.placement),
+  )
 
 
 def cut(model: Transformer, num_layers: int) -> Transformer:
