@@ -80,6 +80,12 @@ class DraftModel:
     sampling: Sampling,
   ) -> tuple[Proposal, models.Cache]:
     """Drafts K tokens with K passes over two rows, then one row each."""
+    # The rows may be split over fewer devices than the target's are. Pinned
+    # here, it is their ids that are gathered, and not the activations.
+    pin = lambda x: constrain(x, self.model.placement, 'batch')
+    keys_BK, tokens_BL, length_B, sampling = jax.tree.map(
+      pin, (keys_BK, tokens_BL, length_B, sampling)
+    )
     absorbed_B = jnp.maximum(length_B - 2, 0)
     cache = self.model.keep(state, absorbed_B, None, jnp.zeros_like(length_B))
     index_B2 = absorbed_B[:, None] + jnp.arange(2, dtype=jnp.int32)[None, :]
@@ -108,7 +114,7 @@ class DraftModel:
         None,
         'vocab',
       )
-      draft_B = sampling_lib.draw(log_weights_B1V[:, 0], key_B, sampling)
+      draft_B = pin(sampling_lib.draw(log_weights_B1V[:, 0], key_B, sampling))
       is_finite_B = jnp.all(jnp.isfinite(logits_B1V), axis=(1, 2))
       return draft_B, log_weights_B1V[:, 0], is_finite_B
 
