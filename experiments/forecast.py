@@ -108,29 +108,40 @@ def check(
     for collective in collectives
     if moves_logits(pair, collective)
   ]
-  # Of the loop, the drafts inside a turn: around them stands a verification.
-  part = 'scan' if name == 'loop' else 'step'
-  model = pair.target if name == 'verify' else pair.draft
   tally = {
     key: figures['count']
     for key, figures in count(name, pair, collectives).items()
-    if key[0] == part
   }
-  if model is pair.draft and is_replicated(model) and tally:
-    problems.append(
-      f'{name}: {sum(tally.values())} collectives, where the draft is whole '
-      'on every device.'
-    )
-    return problems
-  wide = {kind: n for (_, size, kind), n in tally.items() if size == WIDE}
-  asked = asked_for(model)
-  if sum(wide.values()) > asked or set(wide) - {'all-reduce'}:
-    what = ', '.join(f'{n} {kind}' for kind, n in sorted(wide.items()))
-    problems.append(
-      f'{name}: {what} of activations at {model.num_layers} layers, where the '
-      f'placement asks for {asked} all-reduce.'
-    )
+  for part, passes in _passes(name, pair, tally).items():
+    found = {key: n for key, n in tally.items() if key[0] == part}
+    wide = {kind: n for (_, size, kind), n in found.items() if size == WIDE}
+    asked = sum(map(asked_for, passes))
+    layers = ' and '.join(f'{model.num_layers}' for model in passes)
+    if sum(wide.values()) > asked or set(wide) - {'all-reduce'}:
+      what = ', '.join(f'{n} {kind}' for kind, n in sorted(wide.items()))
+      problems.append(
+        f'{name}: {what} of activations in a {part} of {layers} layers, where '
+        f'the placement asks for {asked} all-reduce.'
+      )
+    if found and all(map(is_replicated, passes)):
+      problems.append(
+        f'{name}: {sum(found.values())} collectives in a {part}, where the '
+        'draft is whole on every device.'
+      )
   return problems
+
+
+def _passes(
+  name: str, pair: Pair, tally: dict[tuple[str, str, str], int]
+) -> dict[str, list[Transformer]]:
+  """The models whose passes stand in each part of a program, once each."""
+  if name != 'loop':
+    return {'step': [pair.target if name == 'verify' else pair.draft]}
+  # The first draft stands before the scan over the others. Without a scan (it
+  # may be unrolled, or need no collectives) all may stand in the open.
+  num_open = 1 if any(part == 'scan' for part, _, _ in tally) else None
+  drafts = [pair.draft] * (num_open or pair.num_draft_tokens)
+  return {'turn': [pair.target, *drafts], 'scan': [pair.draft]}
 
 
 def moves_logits(pair: Pair, collective: hlo.Collective) -> bool:

@@ -188,7 +188,7 @@ class CheckTest(Case):
     self.assertEqual(forecast.check('loop', pair(), in_scan), [])
 
   @parameterized.parameters(
-    ('all-reduce', r'^draft: 4 all-reduce .* at 1 layers, .* asks for 3'),
+    ('all-reduce', r'^draft: 4 all-reduce .* step of 1 layers, .* asks for 3'),
     ('all-gather', r'^draft: 1 all-gather, 3 all-reduce of activations'),
   )
   def test_one_more_is_a_problem(self, kind, message):
@@ -198,13 +198,25 @@ class CheckTest(Case):
     )
     self.assertRegex(' '.join(problems), message)
 
+  def test_a_turn_is_a_draft_and_a_verification(self):
+    scan = [collective('all-reduce', (2, 1, 64), path=('while', 'while'))]
+    turn = [collective('all-reduce', (2, 4, 64), path=('while',))] * 8
+    self.assertEqual(forecast.check('loop', pair(), scan + turn), [])
+    problems = forecast.check('loop', pair(), scan + turn + turn[:1])
+    self.assertRegex(problems[0], '9 all-reduce .* 2 and 1 layers, .* for 8')
+    # Three drafts in the open.
+    self.assertEqual(forecast.check('loop', pair(), turn + turn[:6]), [])
+
   def test_a_draft_on_every_device_needs_none(self):
     whole = pair(
       mesh='model:8', draft_mesh='model:1', batch_size=1, num_draft_tokens=2
     )
     self.assertEqual(forecast.check('draft', whole, []), [])
     problems = forecast.check('draft', whole, [collective('all-reduce', (1,))])
-    self.assertRegex(problems[0], '1 collectives, where the draft is whole')
+    self.assertRegex(problems[0], '1 collectives in a step, where the draft is')
+    # Around the drafts stands a verification, whose target is split.
+    turn = [collective('all-reduce', (1, 3, 64), path=('while',))] * 5
+    self.assertEqual(forecast.check('loop', whole, turn), [])
 
   @parameterized.parameters(
     ('all-gather', (2, 1000), True),
