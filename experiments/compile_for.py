@@ -218,6 +218,8 @@ def find_devices(topology: chips.Topology, lower_only: bool) -> Sequence[Any]:
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
   os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v5litepod-8')
   os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
+  # A chip has one owner; several processes may compile.
+  os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', 'true')
   try:
     importlib.metadata.version('libtpu')
   except importlib.metadata.PackageNotFoundError:
