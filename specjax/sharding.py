@@ -165,13 +165,6 @@ def _init_leaf(key: Key, spec: ParamSpec, placement: Placement | None) -> Array:
   return constrain(value, placement, *spec.logical_axes)
 
 
-def shardings(specs: Any, placement: Placement) -> Any:
-  """The tree of `NamedSharding` for a tree of `ParamSpec`."""
-  return jax.tree.map(
-    lambda spec: placement.sharding(*spec.logical_axes), specs, is_leaf=is_spec
-  )
-
-
 def abstract_params(specs: Any, placement: Placement | None = None) -> Any:
   """The same tree with `jax.ShapeDtypeStruct` leaves: nothing is allocated."""
 
