@@ -112,11 +112,13 @@ def record(
   is_emitted_BN = index_1N < emission.num_emitted_B[:, None]
   slot_BN = state.length_B[:, None] + index_1N
   slot_BN = jnp.where(is_emitted_BN, slot_BN, state.tokens_BL.shape[1])
-  row_B1 = jnp.arange(b)[:, None]
 
   def write(buffer_BL: Array, value_BN: Array) -> Array:
     value_BN = jnp.broadcast_to(value_BN, (b, n)).astype(buffer_BL.dtype)
-    return buffer_BL.at[row_B1, slot_BN].set(value_BN, mode='drop')
+    write_row = lambda buffer_L, slot_N, value_N: buffer_L.at[slot_N].set(
+      value_N, mode='drop'
+    )
+    return jax.vmap(write_row)(buffer_BL, slot_BN, value_BN)
 
   is_accepted_BN = index_1N < emission.num_accepted_B[:, None]
   is_rejection_B = emission.num_accepted_B < emission.num_draft_B

@@ -19,6 +19,7 @@ from specjax.models import base as models
 from specjax.proposers import base as proposers
 from specjax.sampling import Sampling
 from specjax.shapes import Array, Params, check_shape
+from specjax.sharding import Placement, constrain
 from specjax.state import (
   CONTEXT,
   LENGTH,
@@ -97,10 +98,22 @@ class Decoder:
   def num_slots(self) -> int:
     return self.max_length + self.num_rows
 
+  def check_batch(self, batch_size: int):
+    """Raises ValueError unless the rows divide over the devices."""
+    for model in (self.target, getattr(self.proposer, 'model', None)):
+      placement = getattr(model, 'placement', None)
+      parts = placement.num_shards('batch') if placement else 1
+      if batch_size % parts:
+        raise ValueError(
+          f'batch_size must be a multiple of {parts}, the size of the data '
+          f'axis, got {batch_size}.'
+        )
+
   def init(self, params: Params, requests: Requests) -> DecodeState:
     """Prefills the caches; the first token comes from the first step."""
     b, size = requests.tokens_BL.shape
     check_shape('tokens_BL', requests.tokens_BL, (b, self.max_length))
+    self.check_batch(b)
     length_B = requests.prompt_length_B
     cache = self.target.init_cache(b, self.num_slots, max_rewind=self.num_rows)
     cache = models.prefill(
@@ -125,7 +138,7 @@ class Decoder:
     limit_reason_B = jnp.where(is_context_B, CONTEXT, LENGTH).astype(jnp.int32)
     done_B = length_B >= limit_B
     row = lambda dtype, value=0: jnp.full((b, size), value, dtype)
-    return DecodeState(
+    state = DecodeState(
       tokens_BL=requests.tokens_BL,
       length_B=length_B,
       prompt_length_B=length_B,
@@ -145,6 +158,7 @@ class Decoder:
       overlap_BL=row(jnp.float32, jnp.nan),
       num_nonfinite_B=jnp.zeros(b, jnp.int32),
     )
+    return pin_rows(state, self.target.placement)
 
   def step(
     self, params: Params, state: DecodeState, sampling: Sampling
@@ -195,13 +209,15 @@ class Decoder:
       ),
       proposer_state=self.proposer.observe(params, proposer_state, outcome),
     )
-    return new_state, StepInfo(
+    info = StepInfo(
       draft_BK=proposal.draft_BK,
       num_draft_B=num_draft_B,
       num_accepted_B=emission.num_accepted_B,
       tokens_BN=emission.tokens_BN,
       num_emitted_B=emission.num_emitted_B,
     )
+    placement = self.target.placement
+    return pin_rows(new_state, placement), pin_rows(info, placement)
 
   def _propose(
     self, params: Params, state: DecodeState, sampling: Sampling
@@ -228,7 +244,13 @@ class Decoder:
       check_shape(
         'log_weights_BKV', log_weights_BKV, ('B', k, self.target.vocab_size)
       )
-      log_weights_BKV = jnp.pad(log_weights_BKV, ((0, 0), (0, missing), (0, 0)))
+      log_weights_BKV = constrain(
+        jnp.pad(log_weights_BKV, ((0, 0), (0, missing), (0, 0))),
+        self.target.placement,
+        'batch',
+        None,
+        'vocab',
+      )
     # I10: the bonus must fit too.
     room_B = jnp.where(state.done_B, 0, state.limit_B - state.length_B - 1)
     num_draft_B = jnp.minimum(proposal.num_draft_B, room_B)
@@ -318,6 +340,21 @@ def _overlap(p_BKV: Array, q_BKV: Array | None) -> Array:
   return jnp.sum(jnp.minimum(p_BKV, q_BKV), axis=-1)
 
 
+def pin_rows(rows: Any, placement: Placement | None) -> Any:
+  """A state or a step's info with its rows where the target's rows are.
+
+  Caches and the proposer's state are pinned by the models they belong to.
+  """
+  own = {'target_cache', 'proposer_state'}
+  return rows.replace(
+    **{
+      field.name: constrain(getattr(rows, field.name), placement, 'batch')
+      for field in dataclasses.fields(rows)
+      if field.name not in own
+    }
+  )
+
+
 @functools.partial(jax.jit, static_argnames='decoder')
 def init(decoder: Decoder, params: Params, requests: Requests) -> DecodeState:
   """`Decoder.init`, compiled once per decoder and batch size."""
@@ -330,6 +367,15 @@ def step(
 ) -> tuple[DecodeState, StepInfo]:
   """`Decoder.step`, compiled; the state is donated."""
   return decoder.step(params, state, sampling)
+
+
+@functools.partial(jax.jit, static_argnames='decoder', donate_argnames='state')
+def finish(
+  decoder: Decoder, state: DecodeState, is_done_B: Array
+) -> DecodeState:
+  """Ends rows from outside, as a stop string does; the state is donated."""
+  state = state.replace(done_B=state.done_B | is_done_B)
+  return pin_rows(state, decoder.target.placement)
 
 
 @functools.partial(jax.jit, static_argnames='decoder', donate_argnames='state')

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specjax import decode, metrics, sampling
@@ -18,6 +17,7 @@ from specjax.decode import Decoder
 from specjax.detokenize import StreamDecoder
 from specjax.requests import Request, Result, Timing
 from specjax.shapes import Params
+from specjax.sharding import to_host
 from specjax.state import DecodeState, StepInfo
 from specjax.tokenizers import Tokenizer, pad_batch
 from specjax.verify.chain import Greedy
@@ -59,6 +59,7 @@ def generate(
   """
   if batch_size < 1:
     raise ValueError(f'batch_size must be >= 1, got {batch_size}.')
+  decoder.check_batch(batch_size)
   vocab_size = decoder.target.vocab_size
   for row, request in enumerate(requests):
     if len(request.prompt_tokens) > decoder.max_length:
@@ -109,10 +110,13 @@ def _serve(
     batch = list(requests[start : start + batch_size])
     idle = dataclasses.replace(batch[0], max_new_tokens=0, stop=())
     batch += [idle] * (batch_size - len(batch))
-    settings = sampling.stack_options(
-      [request.options for request in batch],
-      decoder.target.vocab_size,
-      among=everyones,
+    # On the host until a call takes them to where its parameters are.
+    settings = jax.device_get(
+      sampling.stack_options(
+        [request.options for request in batch],
+        decoder.target.vocab_size,
+        among=everyones,
+      )
     )
     inputs = _device_inputs(decoder, batch, num_stop_ids)
     if seconds_compile is None:
@@ -136,7 +140,7 @@ def _serve(
       decode=time.perf_counter() - clock,
     )
     seconds_compile = 0.0  # Counted once, with the first batch.
-    rows = jax.device_get(_records(state))
+    rows = to_host(_records(state))
     for row, reader in enumerate(readers[: len(requests) - start]):
       yield _result(decoder, rows, row, reader, timing)
 
@@ -151,13 +155,13 @@ def _device_inputs(
   for row, request in enumerate(batch):
     stop_ids_BJ[row, : len(request.stop_ids)] = request.stop_ids
   return states.Requests(
-    tokens_BL=jnp.asarray(tokens_BL, jnp.int32),
-    prompt_length_B=jnp.asarray(length_B, jnp.int32),
-    max_new_tokens_B=jnp.asarray(
-      [request.max_new_tokens for request in batch], jnp.int32
+    tokens_BL=np.asarray(tokens_BL, np.int32),
+    prompt_length_B=np.asarray(length_B, np.int32),
+    max_new_tokens_B=np.asarray(
+      [request.max_new_tokens for request in batch], np.int32
     ),
-    seed_B=jnp.asarray([request.seed for request in batch], jnp.uint32),
-    stop_ids_BJ=jnp.asarray(stop_ids_BJ),
+    seed_B=np.asarray([request.seed for request in batch], np.uint32),
+    stop_ids_BJ=stop_ids_BJ,
   )
 
 
@@ -165,14 +169,14 @@ def _warm_up(decoder, params, inputs, settings, *, with_info) -> float:
   """Compiles by generating nothing from one-token prompts; seconds taken."""
   clock = time.perf_counter()
   inputs = inputs.replace(
-    prompt_length_B=jnp.ones_like(inputs.prompt_length_B),
-    max_new_tokens_B=jnp.zeros_like(inputs.max_new_tokens_B),
+    prompt_length_B=np.ones_like(inputs.prompt_length_B),
+    max_new_tokens_B=np.zeros_like(inputs.max_new_tokens_B),
   )
   state = decode.init(decoder, params, inputs)
   if with_info:
     state, _ = decode.step(decoder, params, state, settings)
   else:
-    state = decode.run(decoder, params, state, settings, jnp.int32(0))
+    state = decode.run(decoder, params, state, settings, np.int32(0))
   jax.block_until_ready(state)
   return time.perf_counter() - clock
 
@@ -241,8 +245,8 @@ def _run_to_end(
     if on_step is not None:
       state, info = decode.step(decoder, params, state, settings)
     else:
-      state = decode.run(decoder, params, state, settings, jnp.int32(max_steps))
-    tokens_BL, length_B, reason_B, done_B = jax.device_get(
+      state = decode.run(decoder, params, state, settings, np.int32(max_steps))
+    tokens_BL, length_B, reason_B, done_B = to_host(
       (state.tokens_BL, state.length_B, state.finish_reason_B, state.done_B)
     )
     had_B = np.array([reader.num_kept for reader in readers])
@@ -253,12 +257,12 @@ def _run_to_end(
       if on_text is not None and text:
         on_text(row, text)
     if on_step is not None:
-      on_step(_cut_info(jax.device_get(info), readers, had_B))
+      on_step(_cut_info(to_host(info), readers, had_B))
     is_done_B = np.array([reader.is_done for reader in readers])
     if np.all(is_done_B):
       return state
     if np.any(is_done_B & ~done_B):
-      state = state.replace(done_B=jnp.asarray(is_done_B))
+      state = decode.finish(decoder, state, is_done_B)
 
 
 def _cut_info(

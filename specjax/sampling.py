@@ -240,9 +240,14 @@ def count_committed(
 def _count(tokens_BL: Array, is_real_BL: Array, vocab_size: int) -> Array:
   is_real_BL &= (tokens_BL >= 0) & (tokens_BL < vocab_size)
   id_BL = jnp.where(is_real_BL, tokens_BL, vocab_size)
-  row_B1 = jnp.arange(tokens_BL.shape[0])[:, None]
   zero_BV = jnp.zeros((tokens_BL.shape[0], vocab_size), jnp.int32)
-  return zero_BV.at[row_B1, id_BL].add(1, mode='drop')
+  return _add_one(zero_BV, id_BL)
+
+
+@jax.vmap
+def _add_one(counts_BV: Array, id_BL: Array) -> Array:
+  """One more of each id, per row; ids beyond the vocabulary are dropped."""
+  return counts_BV.at[id_BL].add(1, mode='drop')
 
 
 def count_drafts(counts: Counts, draft_BK: Array) -> Counts:
@@ -253,14 +258,13 @@ def count_drafts(counts: Counts, draft_BK: Array) -> Counts:
   """
   b, k = draft_BK.shape
   vocab_size = counts.seen_BTV.shape[-1]
-  row_B11 = jnp.arange(b)[:, None, None]
   index_1N1 = jnp.arange(k + 1)[None, :, None]
   is_before_1NK = jnp.arange(k)[None, None, :] < index_1N1
   id_BNK = jnp.where(is_before_1NK, draft_BK[:, None, :], vocab_size)
 
   def extend(counts_B1V: Array) -> Array:
     counts_BNV = jnp.broadcast_to(counts_B1V, (b, k + 1, vocab_size))
-    return counts_BNV.at[row_B11, index_1N1, id_BNK].add(1, mode='drop')
+    return jax.vmap(_add_one)(counts_BNV, id_BNK)
 
   return jax.tree.map(extend, counts)
 

@@ -1,4 +1,12 @@
-"""One declaration per parameter, from which init and restore follow."""
+"""One declaration per parameter, from which init, restore and placement follow.
+
+  ParamSpec    what a parameter is: shape, dtype, a logical name per axis
+  Placement    where a model lies: logical axis -> axes of a device mesh
+
+A model with a placement pins its activations and caches to it (`constrain`);
+parameters are made, restored or put straight into their shards. The programs
+stay those of one device: the compiler partitions them.
+"""
 
 import dataclasses
 import math
@@ -7,8 +15,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specjax.shapes import Key, Params
+from specjax.shapes import Array, Key, Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +31,8 @@ class ParamSpec:
     logical_axes: one name per axis ('vocab', 'embed', 'heads', ...), which a
       placement maps to mesh axes.
     init: 'normal' (variance 1 / last axis), 'ones', or 'zeros'.
+    units: per axis, how it comes apart: (8, 4) is 8 groups of 4 parts, and a
+      part is never split. None: every index is a part.
 
   >>> ParamSpec(shape=(2, 3), dtype='float32',
   ...           logical_axes=('ffn', 'embed')).num_bytes
@@ -31,6 +43,7 @@ class ParamSpec:
   dtype: Any
   logical_axes: tuple[str | None, ...]
   init: str = 'normal'
+  units: tuple[tuple[int, ...] | None, ...] | None = None
 
   def __post_init__(self):
     if len(self.shape) != len(self.logical_axes):
@@ -42,25 +55,92 @@ class ParamSpec:
       raise ValueError(
         f"init must be 'normal', 'ones' or 'zeros', got {self.init!r}."
       )
+    for size, units in zip(self.shape, self.units or ()):
+      if units is not None and size % math.prod(units):
+        raise ValueError(
+          f'units must divide an axis of {size} of {self.shape}, got {units}.'
+        )
 
   @property
   def num_bytes(self) -> int:
     return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
+
+  def axis_units(self) -> tuple[tuple[int, ...], ...]:
+    """The units of every axis."""
+    given = self.units or (None,) * len(self.shape)
+    return tuple(units or (size,) for size, units in zip(self.shape, given))
 
 
 def is_spec(leaf: Any) -> bool:
   return isinstance(leaf, ParamSpec)
 
 
-def init_params(specs: Any, key: Key) -> Params:
+@dataclasses.dataclass(frozen=True)
+class Placement:
+  """Where one model's arrays lie; static and hashable.
+
+  Attributes:
+    mesh: the devices.
+    axes: pairs of a logical axis and the mesh axes it is split over. A logical
+      axis that is not named is not split.
+  """
+
+  mesh: Mesh
+  axes: tuple[tuple[str, tuple[str, ...]], ...]
+
+  def mesh_axes(self, logical_axis: str | None) -> tuple[str, ...]:
+    return dict(self.axes).get(logical_axis, ())
+
+  def num_shards(self, logical_axis: str) -> int:
+    """How many parts a logical axis is split into."""
+    return math.prod(
+      self.mesh.shape[name] for name in self.mesh_axes(logical_axis)
+    )
+
+  def partition(self, *logical_axes: str | None) -> PartitionSpec:
+    """The partition of an array with these axes.
+
+    Raises:
+      ValueError: two of them are split over the same mesh axis.
+    """
+    entries = [self.mesh_axes(name) for name in logical_axes]
+    flat = [mesh_axis for entry in entries for mesh_axis in entry]
+    if len(set(flat)) < len(flat):
+      raise ValueError(
+        f'axes of one array must be split over different mesh axes, got '
+        f'{dict(zip(logical_axes, entries))}.'
+      )
+    return PartitionSpec(*(entry or None for entry in entries))
+
+  def sharding(self, *logical_axes: str | None) -> NamedSharding:
+    return NamedSharding(self.mesh, self.partition(*logical_axes))
+
+
+def constrain(
+  x: Array, placement: Placement | None, *logical_axes: str | None
+) -> Array:
+  """`x`, laid out as a placement says; further axes are not split.
+
+  Without a placement, `x` itself. An axis that does not divide is padded by
+  the compiler.
+  """
+  if placement is None:
+    return x
+  return jax.lax.with_sharding_constraint(x, placement.sharding(*logical_axes))
+
+
+def init_params(
+  specs: Any, key: Key, placement: Placement | None = None
+) -> Params:
   """Random parameters for a tree of `ParamSpec`.
 
   A parameter's value depends on the key and on its own path only, so adding a
-  layer changes no other layer's values.
+  layer changes no other layer's values, and no placement changes any.
 
   Args:
     specs: a pytree with `ParamSpec` leaves.
     key: consumed.
+    placement: where they are made; None is the default device.
 
   Returns:
     The same tree with arrays for leaves.
@@ -74,13 +154,68 @@ def init_params(specs: Any, key: Key) -> Params:
     value = jax.random.normal(leaf_key, spec.shape, jnp.float32)
     return (value * spec.shape[-1] ** -0.5).astype(spec.dtype)
 
-  return jax.tree_util.tree_map_with_path(init_leaf, specs, is_leaf=is_spec)
+  def init_all():
+    return jax.tree_util.tree_map_with_path(init_leaf, specs, is_leaf=is_spec)
+
+  if placement is None:
+    return init_all()
+  return jax.jit(init_all, out_shardings=shardings(specs, placement))()
 
 
-def abstract_params(specs: Any) -> Any:
-  """The same tree with `jax.ShapeDtypeStruct` leaves: nothing is allocated."""
+def shardings(specs: Any, placement: Placement) -> Any:
+  """The tree of `NamedSharding` for a tree of `ParamSpec`."""
   return jax.tree.map(
-    lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype),
-    specs,
-    is_leaf=is_spec,
+    lambda spec: placement.sharding(*spec.logical_axes), specs, is_leaf=is_spec
   )
+
+
+def abstract_params(specs: Any, placement: Placement | None = None) -> Any:
+  """The same tree with `jax.ShapeDtypeStruct` leaves: nothing is allocated."""
+
+  def abstract(spec: ParamSpec) -> jax.ShapeDtypeStruct:
+    sharding = placement and placement.sharding(*spec.logical_axes)
+    return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
+
+  return jax.tree.map(abstract, specs, is_leaf=is_spec)
+
+
+def put(
+  value: Array | np.ndarray,
+  placement: Placement | None,
+  *logical_axes: str | None,
+) -> Array:
+  """A whole array that every process holds, put into its shards.
+
+  Without a placement it goes to the default device.
+  """
+  if placement is None:
+    return jnp.asarray(value)
+  sharding = placement.sharding(*logical_axes)
+  if sharding.is_fully_addressable:
+    return jax.device_put(value, sharding)
+  value = np.asarray(value)
+  return jax.make_array_from_callback(
+    value.shape, sharding, lambda index: value[index]
+  )
+
+
+def put_params(specs: Any, values: Any, placement: Placement | None) -> Params:
+  """Whole arrays, in a tree with the leaves of `specs`, into their shards."""
+  leaves, tree = jax.tree.flatten(specs, is_leaf=is_spec)
+  return jax.tree.unflatten(
+    tree,
+    [
+      put(value, placement, *spec.logical_axes)
+      for spec, value in zip(leaves, jax.tree.leaves(values), strict=True)
+    ],
+  )
+
+
+def to_host(tree: Any) -> Any:
+  """A tree of arrays as NumPy arrays, whole on every process."""
+  shared = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
+  if all(x.is_fully_addressable for x in shared):
+    return jax.device_get(tree)
+  from jax.experimental import multihost_utils
+
+  return multihost_utils.process_allgather(tree, tiled=True)

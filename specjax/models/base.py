@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.shapes import Array, Key, Params
+from specjax.sharding import Placement, constrain
 
 Cache = Any
 
@@ -45,10 +46,13 @@ class LanguageModel(Protocol):
   Attributes:
     vocab_size: number of true token ids; logits have exactly this width.
     context_length: how many positions the model was made for.
+    placement: where its arrays lie; None is one device. A model pins its
+      caches and logits to it.
   """
 
   vocab_size: int
   context_length: int
+  placement: Placement | None
 
   def param_specs(self) -> Any:
     """A pytree of `ParamSpec`, the declaration of every parameter."""
@@ -150,14 +154,26 @@ def init_kv_cache(
   num_slots: int,
   head_dim: int,
   dtype: Any,
+  placement: Placement | None = None,
 ) -> KVCache:
   """An empty cache; slots start at zero because 0 x NaN is NaN."""
   shape = (batch_size, num_kv_heads, num_slots, head_dim)
   # One array per layer and side: a shared zeros() could not be donated twice.
-  return KVCache(
+  cache = KVCache(
     k=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
     v=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
     length_B=jnp.zeros(batch_size, jnp.int32),
+  )
+  return pin_cache(cache, placement)
+
+
+def pin_cache(cache: KVCache, placement: Placement | None) -> KVCache:
+  """The cache, split by row and by key-value head as the placement says."""
+  pin = lambda x_BGSC: constrain(x_BGSC, placement, 'batch', 'kv_heads')
+  return KVCache(
+    k=jax.tree.map(pin, cache.k),
+    v=jax.tree.map(pin, cache.v),
+    length_B=constrain(cache.length_B, placement, 'batch'),
   )
 
 
@@ -180,11 +196,15 @@ def append_slots(
 
 def write_slots(cache_BGSC: Array, new_BGTC: Array, slot_BT: Array) -> Array:
   """Writes the new entries of one layer at each row's own slots."""
-  b, g = new_BGTC.shape[:2]
-  b_B11 = jnp.arange(b)[:, None, None]
-  g_1G1 = jnp.arange(g)[None, :, None]
-  return cache_BGSC.at[b_B11, g_1G1, slot_BT[:, None, :]].set(
-    new_BGTC.astype(cache_BGSC.dtype), mode='drop', unique_indices=False
+
+  def write(cache_SC: Array, new_TC: Array, slot_T: Array) -> Array:
+    return cache_SC.at[slot_T].set(new_TC, mode='drop')
+
+  # Row and head as batch axes of the scatter, not as indices: a cache that is
+  # split over them is written where it lies.
+  write_heads = jax.vmap(write, in_axes=(0, 0, None))
+  return jax.vmap(write_heads)(
+    cache_BGSC, new_BGTC.astype(cache_BGSC.dtype), slot_BT
   )
 
 

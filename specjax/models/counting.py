@@ -15,6 +15,7 @@ import numpy as np
 from specjax import sharding
 from specjax.models import base
 from specjax.shapes import Array, Key, Params
+from specjax.sharding import Placement, constrain
 
 _FLOOR = 1e-4  # Share of every token, so that none is impossible.
 _FAVOUR = 20.0  # Weight of a context over one that is one token shorter.
@@ -29,12 +30,14 @@ class CountingModel:
     orders: context lengths that are mixed, in tokens, increasing.
     table_size: rows of each table; contexts are hashed into them.
     context_length: positions it was made for.
+    placement: where it lies; None is one device.
   """
 
   vocab_size: int
   orders: tuple[int, ...]
   table_size: int = 16381
   context_length: int = 4096
+  placement: Placement | None = None
 
   def param_specs(self) -> tuple[dict[str, sharding.ParamSpec], ...]:
     """Per order: the weights of each row, and the hash that owns it."""
@@ -54,7 +57,7 @@ class CountingModel:
 
   def init(self, key: Key) -> Params:
     """Empty tables, a uniform law; `count` makes useful ones."""
-    return sharding.init_params(self.param_specs(), key)
+    return sharding.init_params(self.param_specs(), key, self.placement)
 
   def count(self, tokens: np.ndarray) -> Params:
     """Tables from a text.
@@ -81,8 +84,8 @@ class CountingModel:
       np.add.at(table, (row[is_owned], tokens[index][is_owned]), 1.0)
       total = np.maximum(table.sum(axis=1, keepdims=True), 1.0)
       table *= _FAVOUR**rank / total
-      params.append({'table': jnp.asarray(table), 'owner': jnp.asarray(owner)})
-    return tuple(params)
+      params.append({'table': table, 'owner': owner})
+    return sharding.put_params(self.param_specs(), params, self.placement)
 
   def init_cache(
     self, batch_size: int, num_slots: int, max_rewind: int
@@ -95,6 +98,7 @@ class CountingModel:
       num_slots=num_slots,
       head_dim=1,
       dtype=jnp.int32,
+      placement=self.placement,
     )
 
   def apply(
@@ -141,7 +145,8 @@ class CountingModel:
     # The hidden is the tables' row numbers, exact in float32.
     hidden = base.Hidden(last_BTD=row_BTO.astype(jnp.float32))
     length_B = base.advance(cache, num_new, num_tokens_B)
-    return hidden, cache.replace(k=(k_B1S1,), v=(v_B1S1,), length_B=length_B)
+    cache = base.KVCache(k=(k_B1S1,), v=(v_B1S1,), length_B=length_B)
+    return hidden, base.pin_cache(cache, self.placement)
 
   def final_norm(self, params: Params, last_BTD: Array) -> Array:
     del params
@@ -152,7 +157,8 @@ class CountingModel:
     weight_BTV = sum(
       own['table'][row_BTO[:, :, rank]] for rank, own in enumerate(params)
     )
-    return jnp.log(weight_BTV + _FLOOR)
+    logits_BTV = jnp.log(weight_BTV + _FLOOR)
+    return constrain(logits_BTV, self.placement, 'batch', None, 'vocab')
 
   def keep(
     self,

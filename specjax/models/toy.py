@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from specjax import sharding
 from specjax.models import base
 from specjax.shapes import Array, Key, Params
+from specjax.sharding import Placement, constrain
 
 _TOKEN, _POSITION, _MIX = 0x9E3779B1, 0x85EBCA77, 0x2C1B3C6D
 
@@ -40,6 +41,7 @@ class ToyModel:
     table_size: rows of the table; a prime makes collisions rare.
     sharpness: standard deviation of the logits, in nats.
     window: a token sees this many last positions, itself included; None: all.
+    placement: where it lies; None is one device.
   """
 
   vocab_size: int
@@ -47,6 +49,7 @@ class ToyModel:
   table_size: int = 4099
   sharpness: float = 1.0
   window: int | None = None
+  placement: Placement | None = None
 
   def param_specs(self) -> dict[str, sharding.ParamSpec]:
     return {
@@ -58,7 +61,7 @@ class ToyModel:
     }
 
   def init(self, key: Key) -> Params:
-    params = sharding.init_params(self.param_specs(), key)
+    params = sharding.init_params(self.param_specs(), key, self.placement)
     scale = self.sharpness * self.vocab_size**0.5
     return {'table': params['table'] * scale}
 
@@ -73,6 +76,7 @@ class ToyModel:
       num_slots=num_slots,
       head_dim=1,
       dtype=jnp.int32,
+      placement=self.placement,
     )
 
   def apply(
@@ -105,14 +109,16 @@ class ToyModel:
     # The hidden is the table row's number, exact in float32.
     hidden = base.Hidden(last_BTD=row_BT[:, :, None].astype(jnp.float32))
     length_B = base.advance(cache, num_new, num_tokens_B)
-    return hidden, cache.replace(k=(k_B1S1,), v=(v_B1S1,), length_B=length_B)
+    cache = base.KVCache(k=(k_B1S1,), v=(v_B1S1,), length_B=length_B)
+    return hidden, base.pin_cache(cache, self.placement)
 
   def final_norm(self, params: Params, last_BTD: Array) -> Array:
     del params
     return last_BTD
 
   def unembed(self, params: Params, last_BTD: Array) -> Array:
-    return params['table'][last_BTD[:, :, 0].astype(jnp.int32)]
+    logits_BTV = params['table'][last_BTD[:, :, 0].astype(jnp.int32)]
+    return constrain(logits_BTV, self.placement, 'batch', None, 'vocab')
 
   def keep(
     self,

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from specjax import sharding
 from specjax.models import base, layers, rope
 from specjax.shapes import Array, Key, Params, check_shape
+from specjax.sharding import Placement, constrain
 
 DTYPES = ('float32', 'bfloat16')
 
@@ -49,6 +50,7 @@ class Transformer:
     logit_softcap: logits become cap * tanh(logits / cap); None leaves them.
     dtype: of weights, activations and cache, 'float32' or 'bfloat16'; norms
       are computed, and their scales stored, in float32.
+    placement: where it lies; None is one device.
   """
 
   vocab_size: int
@@ -73,6 +75,7 @@ class Transformer:
   tied: bool = False
   logit_softcap: float | None = None
   dtype: str = 'bfloat16'
+  placement: Placement | None = None
 
   def __post_init__(self):
     for name in (
@@ -127,14 +130,26 @@ class Transformer:
     specs = {
       'embed': self._weight(vocab_axes, self.padded_vocab_size, d),
       'layers': tuple(self._layer_specs() for _ in range(self.num_layers)),
-      'final_norm': self._scale('embed', d),
+      'final_norm': self._scale('norm', d),
     }
     if not self.tied:
       specs['head'] = self._weight(vocab_axes, self.padded_vocab_size, d)
     return specs
 
+  def _units(self, axis: str) -> tuple[int, ...] | None:
+    """Heads stay whole, and so do the groups that share a key-value head."""
+    groups = self.num_kv_heads
+    if axis == 'heads':
+      return (groups, self.num_heads // groups)
+    return (groups,) if axis == 'kv_heads' else None
+
   def _weight(self, axes, *shape: int) -> sharding.ParamSpec:
-    return sharding.ParamSpec(shape=shape, dtype=self.dtype, logical_axes=axes)
+    return sharding.ParamSpec(
+      shape=shape,
+      dtype=self.dtype,
+      logical_axes=axes,
+      units=tuple(self._units(axis) for axis in axes),
+    )
 
   def _scale(self, axis: str, size: int) -> sharding.ParamSpec:
     return sharding.ParamSpec(
@@ -143,19 +158,23 @@ class Transformer:
 
   def _bias(self, axis: str, size: int) -> sharding.ParamSpec:
     return sharding.ParamSpec(
-      shape=(size,), dtype=self.dtype, logical_axes=(axis,), init='zeros'
+      shape=(size,),
+      dtype=self.dtype,
+      logical_axes=(axis,),
+      init='zeros',
+      units=(self._units(axis),),
     )
 
   def _layer_specs(self) -> dict[str, sharding.ParamSpec]:
     d, f = self.embed_dim, self.ffn_dim
     q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
     specs = {
-      'attn_norm': self._scale('embed', d),
+      'attn_norm': self._scale('norm', d),
       'q': self._weight(('heads', 'embed'), q, d),
       'k': self._weight(('kv_heads', 'embed'), kv, d),
       'v': self._weight(('kv_heads', 'embed'), kv, d),
       'o': self._weight(('embed', 'heads'), d, q),
-      'ffn_norm': self._scale('embed', d),
+      'ffn_norm': self._scale('norm', d),
       'gate': self._weight(('ffn', 'embed'), f, d),
       'up': self._weight(('ffn', 'embed'), f, d),
       'down': self._weight(('embed', 'ffn'), d, f),
@@ -174,13 +193,13 @@ class Transformer:
       specs['q_norm'] = self._scale('head_dim', self.head_dim)
       specs['k_norm'] = self._scale('head_dim', self.head_dim)
     if self.post_norms:
-      specs['post_attn_norm'] = self._scale('embed', d)
-      specs['post_ffn_norm'] = self._scale('embed', d)
+      specs['post_attn_norm'] = self._scale('norm', d)
+      specs['post_ffn_norm'] = self._scale('norm', d)
     return specs
 
   def init(self, key: Key) -> Params:
     """Random parameters; `key` is consumed."""
-    return sharding.init_params(self.param_specs(), key)
+    return sharding.init_params(self.param_specs(), key, self.placement)
 
   def init_cache(
     self, batch_size: int, num_slots: int, max_rewind: int
@@ -198,6 +217,7 @@ class Transformer:
       num_slots=num_slots,
       head_dim=self.head_dim,
       dtype=self.dtype,
+      placement=self.placement,
     )
 
   def apply(
@@ -254,8 +274,9 @@ class Transformer:
         visible[self.windows[i]],
         angles[self.ropes[i]],
       )
-      x_BTD = x_BTD + attn_BTD
-      x_BTD = x_BTD + self._feed_forward(layer_params, x_BTD)
+      x_BTD = self._pin(x_BTD + attn_BTD, 'batch')
+      ffn_BTD = self._feed_forward(layer_params, x_BTD)
+      x_BTD = self._pin(x_BTD + ffn_BTD, 'batch')
       ks.append(k_BGSC)
       vs.append(v_BGSC)
       streams.append(x_BTD)
@@ -267,14 +288,19 @@ class Transformer:
       v=tuple(vs),
       length_B=base.advance(cache, num_new, num_tokens_B),
     )
-    return base.Hidden(x_BTD, features_BTE), cache
+    return base.Hidden(x_BTD, features_BTE), base.pin_cache(
+      cache, self.placement
+    )
+
+  def _pin(self, x: Array, *logical_axes: str | None) -> Array:
+    return constrain(x, self.placement, *logical_axes)
 
   def _embed(self, params: Params, tokens_BT: Array) -> Array:
     # Ids outside the vocabulary occur in padding only; any row will do.
     x_BTD = jnp.take(params['embed'], tokens_BT, axis=0, mode='clip')
     if self.embed_scale is not None:
       x_BTD = x_BTD * jnp.asarray(self.embed_scale, x_BTD.dtype)
-    return x_BTD
+    return self._pin(x_BTD, 'batch')
 
   def _attention(
     self, params, x_BTD, k_BGSC, v_BGSC, slot_BT, visible_BTS, angles
@@ -283,13 +309,14 @@ class Transformer:
     b, t, _ = x_BTD.shape
     x_BTD = layers.rms_norm(x_BTD, params['attn_norm'], self.norm_eps)
 
-    def heads(name: str, num: int) -> Array:
+    def heads(name: str, axis: str, num: int) -> Array:
       y = layers.dense(x_BTD, params[name], params.get(f'{name}_bias'))
-      return y.reshape(b, t, num, self.head_dim)
+      y = y.reshape(b, t, num, self.head_dim)
+      return self._pin(y, 'batch', None, axis)
 
-    q_BTHC = heads('q', self.num_heads)
-    k_BTGC = heads('k', self.num_kv_heads)
-    v_BTGC = heads('v', self.num_kv_heads)
+    q_BTHC = heads('q', 'heads', self.num_heads)
+    k_BTGC = heads('k', 'kv_heads', self.num_kv_heads)
+    v_BTGC = heads('v', 'kv_heads', self.num_kv_heads)
     if self.qk_norm:
       q_BTHC = layers.rms_norm(q_BTHC, params['q_norm'], self.norm_eps)
       k_BTGC = layers.rms_norm(k_BTGC, params['k_norm'], self.norm_eps)
@@ -313,6 +340,7 @@ class Transformer:
       x_BTD, params['up'], params.get('up_bias'), dtype=jnp.float32
     )
     y_BTF = (act(gate_BTF) * up_BTF).astype(x_BTD.dtype)
+    y_BTF = self._pin(y_BTF, 'batch', None, 'ffn')
     y_BTD = layers.dense(y_BTF, params['down'], params.get('down_bias'))
     if self.post_norms:
       y_BTD = layers.rms_norm(y_BTD, params['post_ffn_norm'], self.norm_eps)
@@ -332,7 +360,7 @@ class Transformer:
     if self.logit_softcap is not None:
       cap = self.logit_softcap
       logits_BTV = cap * jnp.tanh(logits_BTV / cap)
-    return logits_BTV
+    return self._pin(logits_BTV, 'batch', None, 'vocab')
 
   def keep(
     self,

@@ -15,6 +15,7 @@ from specjax.proposers.base import (
 )
 from specjax.sampling import Sampling
 from specjax.shapes import Array, Key, Params
+from specjax.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,14 @@ class DraftModel:
 
     def draw(last_B1D, counts, key_B):
       logits_B1V = self.model.unembed(params['proposer'], last_B1D)
-      log_weights_B1V = sampling_lib.transform(sampling, logits_B1V, counts)
+      # Pinned, or the target's split of the laws would enter the draft loop.
+      log_weights_B1V = constrain(
+        sampling_lib.transform(sampling, logits_B1V, counts),
+        self.model.placement,
+        'batch',
+        None,
+        'vocab',
+      )
       draft_B = sampling_lib.draw(log_weights_B1V[:, 0], key_B, sampling)
       is_finite_B = jnp.all(jnp.isfinite(logits_B1V), axis=(1, 2))
       return draft_B, log_weights_B1V[:, 0], is_finite_B
