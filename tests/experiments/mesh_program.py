@@ -37,7 +37,8 @@ PROMPTS = (
 def define_flags(values: flags.FlagValues):
   for name, default in (('target', ''), ('draft', ''), ('mesh', 'data:1')):
     flags.DEFINE_string(name, default, '', flag_values=values)
-  flags.DEFINE_integer('max_new_tokens', 16, '', flag_values=values)
+  for name, default in (('max_new_tokens', 16), ('rounds', 1)):
+    flags.DEFINE_integer(name, default, '', flag_values=values)
 
 
 def on_mesh(name: str, view: mesh.View):
@@ -79,7 +80,7 @@ def run(values: flags.FlagValues):
   results = generation.generate(
     decoder,
     {'target': target.params, 'proposer': proposer_params},
-    requests,
+    values.rounds * requests,
     target.tokenizer,
     batch_size=len(requests),
     on_batch=lambda batch: print('decoding', file=sys.stderr, flush=True),

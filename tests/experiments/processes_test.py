@@ -41,7 +41,8 @@ class TextTest(absltest.TestCase):
 class LostProcessTest(parameterized.TestCase):
   @parameterized.parameters(0, 1)
   def test_a_killed_process_ends_the_other(self, victim):
-    argv = [*PAIR, '--mesh=data:2,model:2', '--max_new_tokens=50000']
+    argv = [PAIR[0], '--mesh=data:2,model:2', '--max_new_tokens=4000']
+    argv.append('--rounds=100')  # Minutes of work.
     running = mesh_runs.start(argv, 2, 2)
     try:
       for line in running[0].stderr:
