@@ -4,7 +4,7 @@ import dataclasses
 
 from absl import flags
 
-from experiments import common
+from experiments import common, processes
 from specjax import mesh, noise, requests
 from specjax.models import quantize
 from specjax.proposers.base import check_num_draft_tokens
@@ -218,6 +218,7 @@ FLAG_GROUPS = (
   ('Prompts', define_prompt_flags),
   ('Sampling and limits', define_sampling_flags),
   ('Output', define_output_flags),
+  ('Several processes', processes.define_flags),
 )
 
 
@@ -272,8 +273,12 @@ class RunConfig:
   stream: bool = False
   trace: bool = False
   json_out: str | None = None
+  coordinator: str | None = None
+  num_processes: int | None = None
+  process_id: int | None = None
 
   def __post_init__(self):
+    processes.check(self.coordinator, self.num_processes, self.process_id)
     if not self.target:
       raise ValueError('--target must name a model; --help says how.')
     if self.proposer == 'draft' and not self.draft:
@@ -307,7 +312,7 @@ class RunConfig:
       )
     if self.system is not None and not self.chat:
       raise ValueError('--system needs --chat.')
-    if self.json_out is not None:
+    if self.json_out is not None and self.is_first:
       common.check_writable(self.json_out)
 
   def mesh_shapes(self) -> tuple[mesh.MeshShape, mesh.MeshShape]:
@@ -324,6 +329,11 @@ class RunConfig:
       return None, None
     rules = mesh.FULLY_SHARDED if self.fully_sharded else mesh.TENSOR_PARALLEL
     return mesh.refine(*shapes, rules=rules)
+
+  @property
+  def is_first(self) -> bool:
+    """Whether this process is the one that prints and writes."""
+    return not self.process_id
 
   def make_ngram(self) -> NGram:
     return NGram(
