@@ -41,14 +41,15 @@ class TextTest(absltest.TestCase):
 class LostProcessTest(parameterized.TestCase):
   @parameterized.parameters(0, 1)
   def test_a_killed_process_ends_the_other(self, victim):
-    argv = [PAIR[0], '--mesh=data:2,model:2', '--max_new_tokens=4000']
-    argv.append('--rounds=100')  # Minutes of work.
+    folder = self.create_tempdir().full_path
+    prompts = f'{folder}/prompts.jsonl'
+    mesh_runs.write_prompts(prompts, 100, 4000)  # Minutes of work.
+    argv = [PAIR[0], '--mesh=data:2,model:2', *mesh_runs.flags(prompts)]
     running = mesh_runs.start(argv, 2, 2)
     try:
       for line in running[0].stderr:
-        if line == 'decoding\n':
+        if line.startswith('decoding batch'):
           break
-      time.sleep(1)
       self.assertEqual([p.poll() for p in running], [None, None])
       running[victim].send_signal(signal.SIGKILL)
       out, err = running[1 - victim].communicate(timeout=60)
@@ -59,7 +60,7 @@ class LostProcessTest(parameterized.TestCase):
     self.assertNotEqual(running[1 - victim].returncode, 0)
     self.assertEqual(out, '')
     who = f'process {1 - victim} of 2'
-    self.assertRegex(err, rf'(?m)^mesh_program\.py: {who} {LOST} .*\.$')
+    self.assertRegex(err, rf'(?m)^generate\.py: {who} {LOST} .*\.$')
 
   def test_who_comes_alone_does_not_wait_for_ever(self):
     seconds = time.monotonic()

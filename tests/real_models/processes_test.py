@@ -9,11 +9,11 @@ from tests.real_models import files
 
 class SmolLM2Test(absltest.TestCase):
   def test_processes_and_devices_do_not_change_the_text(self):
-    target = f'--target={files.find(files.SMOLLM2)}'
+    argv = [f'--target={files.find(files.SMOLLM2)}', '--proposer=ngram']
     mesh = '--mesh=data:2,model:4'
-    one_device = mesh_runs.tokens([target], 1, 1)
-    self.assertEqual(mesh_runs.tokens([target, mesh], 2, 4), one_device)
-    self.assertEqual(mesh_runs.tokens([target, mesh], 1, 8), one_device)
+    one_device = mesh_runs.tokens(argv, 1, 1)
+    self.assertEqual(mesh_runs.tokens([*argv, mesh], 2, 4), one_device)
+    self.assertEqual(mesh_runs.tokens([*argv, mesh], 1, 8), one_device)
 
 
 if __name__ == '__main__':
