@@ -18,8 +18,9 @@ import tests.setup_jax  # noqa: F401
 from specjax import decode, mesh, testing
 from specjax import noise as noise_lib
 from specjax import state as states
-from specjax.models import config
+from specjax.models import config, transformer
 from specjax.models.toy import ToyModel
+from specjax.proposers import base
 from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.ngram import NGram
@@ -86,7 +87,43 @@ class EachRule:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class EachProposer:
+  """The draft model, prompt lookup and nothing take turns, by length."""
+
+  model: ToyModel | transformer.Transformer
+  num_draft_tokens = K
+  target_features = ()
+
+  def init(self, *args):
+    return make_proposer('draft', self.model).init(*args)
+
+  def propose(self, params, keys_BK, state, target, tokens_BL, length_B, *rest):
+    args = (target, tokens_BL, length_B, *rest)
+    drawn, state = make_proposer('draft', self.model).propose(
+      params, keys_BK, state, *args
+    )
+    found, _ = NGram(num_draft_tokens=K).propose(params, keys_BK, (), *args)
+    turn_B = length_B % 3
+    is_found_B1 = (turn_B == 1)[:, None]
+    one_hot_BKV = jax.nn.one_hot(found.draft_BK, V)
+    return base.Proposal(
+      jnp.where(is_found_B1, found.draft_BK, drawn.draft_BK),
+      jnp.where(
+        is_found_B1[:, :, None], jnp.log(one_hot_BKV), drawn.log_weights_BKV
+      ),
+      jnp.select(
+        [turn_B == 0, turn_B == 1], [drawn.num_draft_B, found.num_draft_B], 0
+      ),
+    ), state
+
+  def observe(self, params, state, outcome):
+    return state
+
+
 def make_proposer(name: str, draft):
+  if name == 'each':
+    return EachProposer(draft)
   if name == 'draft':
     return DraftModel(model=draft, num_draft_tokens=K, prefill_chunk=8)
   return NGram(num_draft_tokens=K) if name == 'ngram' else Nothing()
@@ -111,11 +148,10 @@ def build(mesh_name, models, proposer, rule=EachRule()):
     width=K + 1,
     prefill_chunk=8,
   )
-  # A draft that often agrees: the target's own tables where they fit.
-  params = {'target': models[0].init(jax.random.key(0))}
-  params['proposer'] = (
-    models[1].init(jax.random.key(0)) if proposer == 'draft' else ()
-  )
+  # One key for both: the draft has the target's embedding, and agrees at times.
+  params = {'target': models[0].init(jax.random.key(0)), 'proposer': ()}
+  if proposer in ('draft', 'each'):
+    params['proposer'] = models[1].init(jax.random.key(0))
   return decoder, params
 
 
@@ -200,39 +236,44 @@ class ShardedTest(parameterized.TestCase):
             data[0], other, f'{jax.tree_util.keystr(path)} at {index}'
           )
 
-  @parameterized.product(
-    mesh_name=sorted(MESHES), proposer=('none', 'draft', 'ngram')
-  )
-  def test_text_of_every_mesh_and_proposer(self, mesh_name, proposer):
-    self.check(mesh_name, LLAMAS, proposer)
+  @parameterized.parameters(*MESHES)
+  def test_every_mesh(self, mesh_name):
+    decoder, params = self.check(mesh_name, LLAMAS, 'each')
+    self.check_that_a_step_moves_nothing(decoder, params)
 
-  @parameterized.product(
-    rule=sorted(chain.RULES), proposer=('none', 'draft', 'ngram')
-  )
-  def test_text_of_every_rule_and_proposer(self, rule, proposer):
-    self.check('data_x_tensor', TOYS, proposer, chain.RULES[rule])
-
-  @parameterized.parameters('tensor', 'draft_on_some', 'draft_by_row')
-  def test_a_step_moves_nothing_and_nothing_recompiles(self, mesh_name):
-    decoder, params = build(mesh_name, LLAMAS, 'draft')
+  def check_that_a_step_moves_nothing(self, decoder, params):
     sampling = settings(0.8)
     state = decode.init(decoder, params, requests(0))
     before = shardings(state)
-    state, _ = decode.step(decoder, params, state, sampling)
-    self.assertEqual(shardings(state), before)
-    state = decode.run(decoder, params, state, sampling, ALL)
-    self.assertEqual(shardings(state), before)
     with testing.count_traces() as traces:
+      for num_steps in (1, 2, ALL):
+        state = decode.run(
+          decoder, params, state, sampling, np.int32(num_steps)
+        )
+        self.assertEqual(shardings(state), before)
       for seed in range(3):
-        state = decode.init(decoder, params, requests(seed))
-        state, _ = decode.step(decoder, params, state, settings(seed / 2))
-        state = decode.finish(decoder, state, np.zeros(B, bool))
-        state = decode.run(decoder, params, state, settings(seed / 2), ALL)
-    self.assertLessEqual(traces.num_compilations, 1)  # `finish`, once.
+        generate(decoder, params, seed / 2, seed)
+    self.assertEqual(traces.num_compilations, 0)
+
+  @parameterized.parameters('greedy', 'rejection', 'coupled', 'block')
+  def test_every_rule(self, rule):
+    self.check('data_x_tensor', TOYS, 'draft', chain.RULES[rule])
+
+  @parameterized.parameters('none', 'draft', 'ngram')
+  def test_every_proposer(self, proposer):
+    self.check('data_x_tensor', TOYS, proposer)
+
+  def test_ending_rows_from_outside_moves_nothing(self):
+    decoder, params = build('data_x_tensor', TOYS, 'draft')
+    state = decode.init(decoder, params, requests(0))
+    before = shardings(state)
+    state = decode.finish(decoder, state, np.arange(B) == 2)
+    self.assertEqual(shardings(state), before)
+    self.assertEqual(np.flatnonzero(state.done_B).tolist(), [2])
 
   def test_no_choice_is_close(self):
-    decoder, params = build(None, LLAMAS, 'none')
-    run = generate(decoder, params, 0.0)
+    params = build(None, LLAMAS, 'none')[1]
+    run = on_one_device(LLAMAS, 'each', EachRule(), 0.0, 0)
     margins = []
     for row in (0, 1, 2, 3, 4, 7):  # No penalty, no ban: the raw logits.
       tokens_1T = jnp.asarray([run.texts[row]])

@@ -1,4 +1,4 @@
-"""Runs generate.py in processes that share a mesh, and reads what they wrote."""
+"""Runs generate.py in processes that share a mesh; reads what they wrote."""
 
 import json
 import os

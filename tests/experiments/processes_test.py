@@ -93,6 +93,7 @@ class LaunchTest(parameterized.TestCase):
         '2',
         '2',
         '--target=demo:target',
+        '--mesh=model:4',
         '--prompt=def ',
         '--max_new_tokens=8',
         f'--json_out={folder}/x.json',
