@@ -422,7 +422,12 @@ class Progress:
 
   with Progress('loading target') as progress:
     progress.update('12 of 28 layers')
+
+  Attributes:
+    is_silent: of several processes, all but the first.
   """
+
+  is_silent = False
 
   def __init__(self, what: str, stream: TextIO | None = None):
     self._what = what
@@ -441,10 +446,13 @@ class Progress:
 
   def __enter__(self) -> 'Progress':
     self._start = time.monotonic()
-    self._thread.start()
+    if not self.is_silent:
+      self._thread.start()
     return self
 
   def __exit__(self, *exc_info):
+    if self.is_silent:
+      return
     self._stop.set()
     self._thread.join()
     if self._is_terminal:

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import jax
 from absl import flags
 
-from experiments import common, prompts, trace
+from experiments import common, processes, prompts, trace
 from experiments.run_config import FLAG_GROUPS, RunConfig, config_from_flags
 from specjax import chat, generation, mesh, metrics
 from specjax.decode import Decoder
@@ -364,11 +364,15 @@ def summary(report: dict[str, Any]) -> str:
 
 def main(values: flags.FlagValues):
   config = config_from_flags(values)
-  report = generate(config)
-  print(summary(report), file=sys.stderr)
-  if config.json_out is not None:
-    common.write_json(config.json_out, report)
+  with processes.joined(
+    config.coordinator, config.num_processes, config.process_id
+  ):
+    report = generate(config)
+    if config.is_first:
+      print(summary(report), file=sys.stderr)
+      if config.json_out is not None:
+        common.write_json(config.json_out, report)
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  processes.leave(common.run_main(main, FLAG_GROUPS))

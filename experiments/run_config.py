@@ -4,8 +4,16 @@ import dataclasses
 
 from absl import flags
 
-from experiments import common
-from specjax import mesh, noise, requests
+from experiments import common, processes
+from specjax import noise, requests
+from specjax.mesh import (
+  FULLY_SHARDED,
+  TENSOR_PARALLEL,
+  MeshShape,
+  View,
+  parse_mesh,
+  refine,
+)
 from specjax.models import quantize
 from specjax.proposers.base import check_num_draft_tokens
 from specjax.proposers.ngram import NGram
@@ -218,6 +226,7 @@ FLAG_GROUPS = (
   ('Prompts', define_prompt_flags),
   ('Sampling and limits', define_sampling_flags),
   ('Output', define_output_flags),
+  ('Several processes', processes.define_flags),
 )
 
 
@@ -272,8 +281,12 @@ class RunConfig:
   stream: bool = False
   trace: bool = False
   json_out: str | None = None
+  coordinator: str | None = None
+  num_processes: int | None = None
+  process_id: int | None = None
 
   def __post_init__(self):
+    processes.check(self.coordinator, self.num_processes, self.process_id)
     if not self.target:
       raise ValueError('--target must name a model; --help says how.')
     if self.proposer == 'draft' and not self.draft:
@@ -307,23 +320,29 @@ class RunConfig:
       )
     if self.system is not None and not self.chat:
       raise ValueError('--system needs --chat.')
-    if self.json_out is not None:
+    if self.json_out is not None and self.is_first:
       common.check_writable(self.json_out)
 
-  def mesh_shapes(self) -> tuple[mesh.MeshShape, mesh.MeshShape]:
+  def mesh_shapes(self) -> tuple[MeshShape, MeshShape]:
     """The meshes of target and draft."""
-    shape = mesh.parse_mesh(self.mesh)
+    shape = parse_mesh(self.mesh)
     if self.draft_mesh is None:
       return shape, shape
-    return shape, mesh.parse_mesh(self.draft_mesh, '--draft_mesh')
+    return shape, parse_mesh(self.draft_mesh, '--draft_mesh')
 
-  def views(self) -> tuple[mesh.View | None, mesh.View | None]:
+  def views(self) -> tuple[View | None, View | None]:
     """This machine's devices as target and draft see them; None is one."""
     shapes = self.mesh_shapes()
-    if all(shape.num_devices == 1 for shape in shapes):
+    is_alone = not self.num_processes or self.num_processes == 1
+    if is_alone and all(shape.num_devices == 1 for shape in shapes):
       return None, None
-    rules = mesh.FULLY_SHARDED if self.fully_sharded else mesh.TENSOR_PARALLEL
-    return mesh.refine(*shapes, rules=rules)
+    rules = FULLY_SHARDED if self.fully_sharded else TENSOR_PARALLEL
+    return refine(*shapes, rules=rules)
+
+  @property
+  def is_first(self) -> bool:
+    """Whether this process is the one that prints and writes."""
+    return not self.process_id
 
   def make_ngram(self) -> NGram:
     return NGram(

@@ -275,8 +275,9 @@ def copied(specs: Any, view: View) -> list[str]:
     got = placement.num_shards(name)
     if got < want:
       sizes = {'x'.join(map(str, units)) for units in all_units}
+      split = f'it is split {got} ways and ' if got > 1 else 'it is '
       sentences.append(
-        f'{name} ({", ".join(sorted(sizes))}) is split {got} ways, not {want}, '
-        f'and copied {want // got} times.'
+        f'{name} ({", ".join(sorted(sizes))}) does not split {want} ways, '
+        f'{split}copied {want // got} times.'
       )
   return sentences

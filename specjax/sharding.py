@@ -9,6 +9,7 @@ stay those of one device: the compiler partitions them.
 """
 
 import dataclasses
+import functools
 import math
 import zlib
 from typing import Any
@@ -147,26 +148,21 @@ def init_params(
   """
 
   def init_leaf(path, spec: ParamSpec):
-    if spec.init != 'normal':
-      return jnp.full(spec.shape, spec.init == 'ones', spec.dtype)
     name = jax.tree_util.keystr(path).encode()
     leaf_key = jax.random.fold_in(key, zlib.crc32(name))
-    value = jax.random.normal(leaf_key, spec.shape, jnp.float32)
-    return (value * spec.shape[-1] ** -0.5).astype(spec.dtype)
+    return _init_leaf(leaf_key, spec, placement)
 
-  def init_all():
-    return jax.tree_util.tree_map_with_path(init_leaf, specs, is_leaf=is_spec)
-
-  if placement is None:
-    return init_all()
-  return jax.jit(init_all, out_shardings=shardings(specs, placement))()
+  return jax.tree_util.tree_map_with_path(init_leaf, specs, is_leaf=is_spec)
 
 
-def shardings(specs: Any, placement: Placement) -> Any:
-  """The tree of `NamedSharding` for a tree of `ParamSpec`."""
-  return jax.tree.map(
-    lambda spec: placement.sharding(*spec.logical_axes), specs, is_leaf=is_spec
-  )
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _init_leaf(key: Key, spec: ParamSpec, placement: Placement | None) -> Array:
+  if spec.init == 'normal':
+    value = jax.random.normal(key, spec.shape, jnp.float32)
+    value = (value * spec.shape[-1] ** -0.5).astype(spec.dtype)
+  else:
+    value = jnp.full(spec.shape, spec.init == 'ones', spec.dtype)
+  return constrain(value, placement, *spec.logical_axes)
 
 
 def abstract_params(specs: Any, placement: Placement | None = None) -> Any:

@@ -2,10 +2,21 @@
 
 Rank promotion raises, so that `length_B < index_B1` is an error and not a
 silent [B, B]; eight fake CPU devices stand ready for placement tests; and
-float32 products are not allowed to use shorter passes.
+float32 products are not allowed to use shorter passes. Tests compile much and
+compute little, so the compiler takes less trouble.
 """
 
-import jax
+import os
+
+os.environ['XLA_FLAGS'] = ' '.join(
+  (
+    os.environ.get('XLA_FLAGS', ''),
+    '--xla_backend_optimization_level=0',
+    '--xla_llvm_disable_expensive_passes=true',
+  )
+)
+
+import jax  # noqa: E402
 
 jax.config.update('jax_platforms', 'cpu')
 jax.config.update('jax_num_cpu_devices', 8)

@@ -41,7 +41,7 @@ SETTINGS = (
 
 
 @functools.cache
-def smollm2(dtype: str = 'float32', quantize: str = 'none') -> load.Loaded:
+def smollm2(dtype='float32', quantize='none') -> load.Loaded:
   return load.load(files.find(files.SMOLLM2), dtype, quantize)
 
 
@@ -139,21 +139,17 @@ class SmolLM2Test(parameterized.TestCase):
     self.assertEqual(target.params['embed'].int8_OI.dtype, np.int8)
     warm = SamplingOptions(temperature=0.8, top_p=0.95)
     requests = make_requests(target, [SamplingOptions(), warm] * 2, 24)
-    # A draft of the same weights in another dtype is nearly always right.
-    draft = smollm2('float32', 'int8')
-    plain, drafted, looked_up = (
-      run(target, proposer, params, chain.Coupled(), requests, **options)
-      for proposer, params, options in (
-        (Nothing(), (), {'batch_size': 4, 'width': 4}),
-        (draft_model(draft, 3), draft.params, {'batch_size': 4}),
-        (NGram(num_draft_tokens=3), (), {'batch_size': 4}),
+    # Drafts are looked up: a second model would double what is compiled.
+    plain, looked_up = (
+      run(target, proposer, (), chain.Coupled(), requests, **options)
+      for proposer, options in (
+        (Nothing(), {'batch_size': 4, 'width': 4}),
+        (NGram(num_draft_tokens=3), {'batch_size': 4}),
       )
     )
-    for results in (drafted, looked_up):
-      for ours, expected in zip(results, plain):
-        self.assertEqual(ours.tokens, expected.tokens)
-      self.assertGreater(sum(r.tally.num_accepted for r in results), 0)
-    self.assertGreater(sum(r.tally.num_accepted for r in drafted), 30)
+    for ours, expected in zip(looked_up, plain):
+      self.assertEqual(ours.tokens, expected.tokens)
+    self.assertGreater(sum(r.tally.num_accepted for r in looked_up), 0)
 
 
 def _blurred(params):
