@@ -138,6 +138,11 @@ class CompileTest(Case):
     self.assertIn('bound by hand', out)
     self.assertNotIn('compiled for', out)
 
+  def test_a_draft_over_fewer_rows_gathers_no_activations(self):
+    small = pair(draft_mesh='model:4')
+    compiled = programs.compile_program('draft', small, 'cpu')
+    self.assertEqual(forecast.check('draft', small, compiled.collectives), [])
+
   def test_gathered_logits_are_a_problem(self):
     small = pair()
     placement = small.target.placement
