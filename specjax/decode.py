@@ -408,4 +408,8 @@ def run(
     state, _ = decoder.step(params, state, sampling)
     return i + 1, state
 
-  return jax.lax.while_loop(more, body, (jnp.int32(0), state))[1]
+  # Pinned on both sides too: the loop's own layout is the compiler's choice.
+  placement = decoder.target.placement
+  state = pin_rows(state, placement)
+  state = jax.lax.while_loop(more, body, (jnp.int32(0), state))[1]
+  return pin_rows(state, placement)

@@ -41,8 +41,9 @@ class TextTest(absltest.TestCase):
 class LostProcessTest(parameterized.TestCase):
   @parameterized.parameters(0, 1)
   def test_a_killed_process_ends_the_other(self, victim):
-    folder = self.create_tempdir().full_path
-    prompts = f'{folder}/prompts.jsonl'
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    prompts = f'{folder.name}/prompts.jsonl'
     mesh_runs.write_prompts(prompts, 100, 4000)  # Minutes of work.
     argv = [PAIR[0], '--mesh=data:2,model:2', *mesh_runs.flags(prompts)]
     running = mesh_runs.start(argv, 2, 2)

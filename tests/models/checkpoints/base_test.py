@@ -8,6 +8,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
+from specjax import mesh, sharding
 from specjax.models import quantize
 from specjax.models.checkpoints import base
 from tests.models import tiny
@@ -51,6 +52,33 @@ class LoadTest(parameterized.TestCase):
     checkpoint = dataclasses.replace(checkpoint, read=read)
     self.assert_trees_equal(base.load_params(model, checkpoint), params)
     self.assertEqual(sorted(reads), sorted(tensors))
+
+  @parameterized.parameters('none', 'int8')
+  def test_tensors_go_straight_into_their_shards(self, scheme):
+    view, _ = mesh.refine(mesh.parse_mesh('data:2,model:4'))
+    model = tiny.model('qwen2', quantize=scheme)
+    placement = mesh.place(model.param_specs(), view)
+    placed = dataclasses.replace(model, placement=placement)
+    _, _, tensors = prepared('qwen2')
+    alive = []
+
+    def read(name: str) -> np.ndarray:
+      # What was read before has left the default device whole.
+      whole = [x for x in jax.live_arrays() if len(x.devices()) == 1]
+      alive.append(sum(x.nbytes for x in whole))
+      return tensors[name]
+
+    checkpoint = tiny.checkpoint_of(tiny.CONFIGS['qwen2'], tensors)
+    checkpoint = dataclasses.replace(checkpoint, read=read)
+    params = base.load_params(placed, checkpoint)
+    self.assert_trees_equal(params, base.load_params(model, checkpoint))
+    for leaf, spec in zip(
+      jax.tree.leaves(params),
+      jax.tree.leaves(model.param_specs(), is_leaf=sharding.is_spec),
+    ):
+      self.assertEqual(leaf.sharding, placement.sharding(*spec.logical_axes))
+    largest = max(tensor.nbytes for tensor in tensors.values())
+    self.assertLessEqual(max(alive[: len(tensors)]) - alive[0], 2 * largest)
 
   @parameterized.parameters(*tiny.CONFIGS)
   def test_every_tensor_matters(self, name):

@@ -12,6 +12,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
+from specjax import mesh, sharding
 from specjax.models import quantize
 from specjax.models.checkpoints import orbax
 from tests.models import tiny
@@ -90,19 +91,37 @@ class OrbaxTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       orbax.restore(self.path, quantize='int8')
 
-  def test_sharded_parameters_come_back_on_one_device(self):
+  @parameterized.product(
+    saved=(None, 'model:8', 'data:4,model:2'),
+    restored=(None, 'model:2', 'data:2,model:4'),
+    scheme=('none', 'int8'),
+  )
+  def test_any_mesh_to_any_other(self, saved, restored, scheme):
+    def view(text):
+      return (
+        text and mesh.refine(mesh.parse_mesh(text), rules=mesh.FULLY_SHARDED)[0]
+      )
+
+    model = tiny.model('gemma3', quantize=scheme)
+    specs = model.param_specs()
     params = tiny.params_of(tiny.model('gemma3'))
-    mesh = jax.make_mesh(
-      (8,), ('model',), axis_types=(jax.sharding.AxisType.Auto,)
-    )
-    placed = jax.sharding.NamedSharding(
-      mesh, jax.sharding.PartitionSpec('model')
-    )
-    sharded = {**params, 'embed': jax.device_put(params['embed'], placed)}
-    orbax.save(self.path, CONFIG, sharded)
-    got = orbax.restore(self.path, 'float32').params['embed']
-    np.testing.assert_array_equal(got, params['embed'])
-    self.assertLen(got.devices(), 1)
+    if scheme == 'int8':
+      params = quantize.quantize_params(params)
+    place = lambda text: text and mesh.place(specs, view(text))
+    sharded = sharding.put_params(specs, params, place(saved))
+    orbax.save(self.path, CONFIG, sharded, quantize=scheme)
+    got = orbax.restore(self.path, 'float32', scheme, view(restored))
+    self.assert_trees_equal(got.params, params)
+    self.assertEqual(got.model.placement, place(restored))
+    for leaf, spec in zip(
+      jax.tree.leaves(got.params),
+      jax.tree.leaves(specs, is_leaf=sharding.is_spec),
+    ):
+      if restored is None:
+        self.assertLen(leaf.devices(), 1)
+      else:
+        want = got.model.placement.sharding(*spec.logical_axes)
+        self.assertEqual(leaf.sharding, want)
 
   def test_leaves_nothing_but_the_checkpoint(self):
     self.path.mkdir()
