@@ -19,6 +19,7 @@ TPUs need libtpu: `make aot` installs it in an environment of its own.
 import dataclasses
 import importlib.metadata
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -310,6 +311,9 @@ def _compile(
         raise
       reason = ' '.join(str(error).split())
       result['problems'].append(f'{name} does not fit: {reason:.300}')
+      needed = re.search(r'\(([\d.]+)G\) exceeds', reason)
+      if needed is not None:
+        result['bytes_per_device']['total'] = float(needed[1]) * 2**30
       return
     seconds[name] = compiled.numbers.get('seconds')
     tally = forecast.count(name, pair, compiled.collectives)

@@ -47,16 +47,10 @@ def _rows() -> tuple[Options, ...]:
   add(large, 1, 'v5e:8x8', 'data:4,model:16', **many)
   add('qwen3-32b', 'qwen3-0.6b', 'v5e:2x4', 'model:8', **one)
   add('qwen3-32b', 'qwen3-0.6b', 'v6e:8x8', 'data:8,model:8', **many)
-  add('llama-3.2-3b', 'llama-3.2-1b', 'v5e:2x4', 'model:8', **one)
-  add(
-    'llama-3.2-3b',
-    'llama-3.2-1b',
-    'v5e:2x4',
-    'data:2,model:4',
-    draft_mesh='data:2,model:1',
-    batch_size=64,
-    num_draft_tokens=4,
-  )
+  large, small = 'llama-3.2-3b', 'llama-3.2-1b'
+  add(large, small, 'v5e:2x4', 'model:8', **one)
+  add(large, small, 'v5e:2x4', 'model:8', draft_mesh='model:1', **one)
+  add(large, small, 'v5e:2x4', 'data:2,model:4', **many)
   return tuple(rows)
 
 
@@ -81,8 +75,9 @@ FLAG_GROUPS = (('Table', define_flags),)
 def words(options: Options) -> str:
   """What --only is matched with."""
   draft = options.draft or f'head:{options.head}'
+  draft_mesh = options.draft_mesh or options.mesh
   return (
-    f'{options.target} {draft} {options.topology} {options.mesh} '
+    f'{options.target} {draft} {options.topology} {options.mesh} {draft_mesh} '
     f'{options.quantize} B={options.batch_size} K={options.num_draft_tokens}'
   )
 

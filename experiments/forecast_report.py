@@ -125,8 +125,11 @@ def row(options: 'Options', result: dict[str, Any]) -> tuple[str, ...]:
   of = f'{result["hbm_bytes"] / GIB:.2f}'
   bound = f'{result["bound"]["tokens_per_second"]:.0f}'
   if 'xla' not in result:
-    over = (memory.get('total', 0) - result['hbm_bytes']) / GIB
-    return (*cells, '', of, f'does not fit, by {over:.2f}', '', '', bound)
+    verdict = 'does not fit'
+    if 'total' in memory:
+      over = memory['total'] - result['hbm_bytes']
+      verdict += f', by {over / GIB:.2f}'
+    return (*cells, '', of, verdict, '', '', bound)
   xla = result['xla']
   return (
     *cells,

@@ -314,8 +314,24 @@ class TableTest(Case):
       with self.subTest(compile_table.words(row)):
         self.assertIsNotNone(chips.parse_topology(row.topology).chip)
 
+  def test_a_program_that_is_too_large_for_the_compiler(self):
+    error = jax.errors.JaxRuntimeError(
+      'RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required '
+      'for HLO temporaries (19.50G) exceeds available HBM (15.75G).'
+    )
+    devices = jax.devices()[:8]
+    options = compile_for.Options(topology='v5e:2x4', target='tiny', head=1)
+    with (
+      mock.patch.object(compile_for, 'find_devices', lambda *_: devices),
+      mock.patch.object(programs, 'compile_program', side_effect=error),
+    ):
+      result = compile_for.forecast_for(options)
+    self.assertRegex(result['problems'][0], r'^draft does not fit: .*15\.75G')
+    row = forecast_report.row(options, result)
+    self.assertIn('does not fit, by 3.75', row)
+
   def test_a_row(self):
-    options = compile_table.chosen('70b .*8b v5e:2x4 model:8 none')[0]
+    options = compile_table.chosen('70b .*8b v5e:2x4 .* none')[0]
     result = {
       'topology': 'v5e:2x4',
       'num_devices': 8,
