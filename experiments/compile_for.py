@@ -163,7 +163,7 @@ def make_pair(options: Options, devices: Sequence[Any]) -> Pair:
   if options.context > draft.context_length:
     raise ValueError(
       f'--context must be at most {draft.context_length}, that of '
-      f'{options.draft}, got {options.context}.'
+      f'{options.draft or options.target}, got {options.context}.'
     )
   shape = meshes.parse_mesh(options.mesh or f'model:{len(devices)}')
   if shape.num_devices != len(devices):

@@ -278,7 +278,10 @@ class BadInputTest(Case):
     ((*FLAGS, '--draft_mesh=model:3'), '--draft_mesh must divide .* 8 devices'),
     ((*FLAGS, '--batch_size=3'), '--batch_size must be a multiple of 2'),
     ((*FLAGS, '--batch_size=0'), '--batch_size must be in 1..65536, got 0.'),
-    ((*FLAGS, '--context=300'), '--context must be at most 256, .* got 300.'),
+    (
+      (*FLAGS, '--context=300'),
+      '--context must be at most 256, that of tiny, got 300.',
+    ),
     ((*FLAGS, '--num_draft_tokens=65'), '--num_draft_tokens must be in 1..64'),
     ((*FLAGS, '--acceptance=1.5'), r'--acceptance must be in \[0, 1\], got'),
     ((*FLAGS, '--acceptance=nan'), r'--acceptance must be in \[0, 1\], got'),
@@ -320,7 +323,9 @@ class TableTest(Case):
       'for HLO temporaries (19.50G) exceeds available HBM (15.75G).'
     )
     devices = jax.devices()[:8]
-    options = compile_for.Options(topology='v5e:2x4', target='tiny', head=1)
+    options = compile_for.Options(
+      topology='v5e:2x4', target='tiny', head=1, context=48
+    )
     with (
       mock.patch.object(compile_for, 'find_devices', lambda *_: devices),
       mock.patch.object(programs, 'compile_program', side_effect=error),
