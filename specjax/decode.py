@@ -164,6 +164,7 @@ class Decoder:
     self, params: Params, state: DecodeState, sampling: Sampling
   ) -> tuple[DecodeState, StepInfo]:
     """One round: at least one token for every unfinished row."""
+    state = pin_rows(state, self.target.placement)
     proposal, proposer_state = self._propose(params, state, sampling)
     pending_B1 = jnp.take_along_axis(
       state.tokens_BL, (state.length_B - 1)[:, None], axis=1
@@ -408,8 +409,4 @@ def run(
     state, _ = decoder.step(params, state, sampling)
     return i + 1, state
 
-  # Pinned on both sides too: the loop's own layout is the compiler's choice.
-  placement = decoder.target.placement
-  state = pin_rows(state, placement)
-  state = jax.lax.while_loop(more, body, (jnp.int32(0), state))[1]
-  return pin_rows(state, placement)
+  return jax.lax.while_loop(more, body, (jnp.int32(0), state))[1]

@@ -107,7 +107,7 @@ def compiled_step(
 
 def large(found: list[Collective]) -> list[Collective]:
   """Those that carry activations, or more: the others are a few numbers."""
-  return [c for c in found if c.size >= B * D]
+  return [c for c in found if c.size >= B * (K + 1) * D]
 
 
 class CollectivesTest(parameterized.TestCase):

@@ -168,7 +168,11 @@ def init_kv_cache(
 
 
 def pin_cache(cache: KVCache, placement: Placement | None) -> KVCache:
-  """The cache, split by row and by key-value head as the placement says."""
+  """The cache, split by row and by key-value head as the placement says.
+
+  Models pin it where it comes in and where it goes out. Inside a loop both are
+  needed: a carry takes the layout of any use that is not pinned.
+  """
   pin = lambda x_BGSC: constrain(x_BGSC, placement, 'batch', 'kv_heads')
   return KVCache(
     k=jax.tree.map(pin, cache.k),
@@ -270,16 +274,20 @@ def advance(cache: KVCache, num_new: int, num_tokens_B: Array | None):
 
 
 def keep_kv(
-  cache: KVCache, start_B: Array, path_BM: Array | None, num_B: Array
+  cache: KVCache,
+  start_B: Array,
+  path_BM: Array | None,
+  num_B: Array,
+  placement: Placement | None = None,
 ) -> KVCache:
   """`LanguageModel.keep` for a `KVCache`.
 
   A chain only sets the length. A path moves the kept entries together first;
   keys carry their rotation, and positions are depths, so none is redone.
   """
-  length_B = start_B + num_B
+  cache = cache.replace(length_B=start_B + num_B)
   if path_BM is None:
-    return cache.replace(length_B=length_B)
+    return pin_cache(cache, placement)
   index_1M = jnp.arange(path_BM.shape[1], dtype=jnp.int32)[None, :]
   source_BM = start_B[:, None] + path_BM
   source_BM = jnp.clip(source_BM, 0, cache.num_slots - 1)
@@ -292,11 +300,10 @@ def keep_kv(
     )
     return write_slots(cache_BGSC, kept_BGMC, target_BM)
 
-  return cache.replace(
-    k=jax.tree.map(move, cache.k),
-    v=jax.tree.map(move, cache.v),
-    length_B=length_B,
+  cache = cache.replace(
+    k=jax.tree.map(move, cache.k), v=jax.tree.map(move, cache.v)
   )
+  return pin_cache(cache, placement)
 
 
 def prefill(

@@ -115,6 +115,7 @@ class CountingModel:
     if capture:
       raise ValueError(f'capture must be () for counting, got {capture}.')
     num_new = tokens_BT.shape[1]
+    cache = base.pin_cache(cache, self.placement)
     positions_BT = base.new_positions(cache, num_new, positions_BT)
     slot_BT = base.append_slots(cache, num_new, num_tokens_B)
     tokens_BT = jnp.clip(tokens_BT, 0, self.vocab_size - 1)
@@ -167,7 +168,7 @@ class CountingModel:
     path_BM: Array | None,
     num_B: Array,
   ) -> base.KVCache:
-    return base.keep_kv(cache, start_B, path_BM, num_B)
+    return base.keep_kv(cache, start_B, path_BM, num_B, self.placement)
 
 
 def _hash(xp, context: list) -> Array:

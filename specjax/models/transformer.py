@@ -255,6 +255,7 @@ class Transformer:
           f'capture must name layers 0..{self.num_layers}, got {layer}.'
         )
 
+    cache = base.pin_cache(cache, self.placement)
     positions_BT = base.new_positions(cache, num_new, positions_BT)
     slot_BT = base.append_slots(cache, num_new, num_tokens_B)
     # Layers share few settings: each mask and each angle is computed once.
@@ -378,4 +379,4 @@ class Transformer:
     num_B: Array,
   ) -> base.KVCache:
     """`LanguageModel.keep`: windows and lengths are masks, nothing is lost."""
-    return base.keep_kv(cache, start_B, path_BM, num_B)
+    return base.keep_kv(cache, start_B, path_BM, num_B, self.placement)

@@ -108,7 +108,14 @@ class LaunchTest(parameterized.TestCase):
 
   @parameterized.parameters(
     (('2', '1', '--temprature=1'), 'unknown flag --temprature'),
-    (('2', '1', '--target=x.gguf', '--prompt=a'), "no such model 'x.gguf'"),
+    (
+      ('2', '1', '--mesh=data:2', '--target=x.gguf', '--prompt=a'),
+      "no such model 'x.gguf'",
+    ),
+    (
+      ('2', '1', '--target=demo:target', '--prompt=a'),
+      '--mesh must use devices of every process, 2 in all, got data:1,model:1.',
+    ),
     (('0', '1'), "N must be in 1..9999, got '0'."),
     (('2',), 'usage: launch_local.sh N DEVICES_PER_PROCESS'),
   )

@@ -44,18 +44,6 @@ class LayersTest(parameterized.TestCase):
     np.testing.assert_allclose(got, want, atol=1e-4)
     self.assertEqual(layers.dense(x, weight).dtype, jnp.dtype(dtype))
 
-  @parameterized.parameters(('float32', 1), ('bfloat16', 2))
-  def test_one_narrow_row_becomes_two(self, dtype, num_rows):
-    x, weight = jnp.ones((1, 1, 4), dtype), jnp.ones((3, 4), dtype)
-    program = jax.make_jaxpr(layers.dense)(x, weight)
-    shapes = [
-      equation.invars[0].aval.shape
-      for equation in program.eqns
-      if equation.primitive.name == 'dot_general'
-    ]
-    self.assertEqual(shapes, [(1, num_rows, 4)])
-    self.assertEqual(layers.dense(x, weight).shape, (1, 1, 3))
-
   def test_one_row_equals_the_same_row_of_two(self):
     x = normal(0, 1, 2, 32, dtype=jnp.bfloat16)
     weight = normal(1, 8, 32, dtype=jnp.bfloat16)
@@ -116,6 +104,19 @@ class LayersTest(parameterized.TestCase):
       jax.jit(products).lower(
         bf16(b, 2, rows, 64), bf16(b, 2, 160, 64), bf16(b, 2, rows, 160)
       ).compile()
+
+
+class PlatformTest(parameterized.TestCase):
+  @parameterized.product(
+    platform=('cpu', 'cuda', 'tpu'), dtype=('bfloat16', 'float32')
+  )
+  def test_a_row_is_repeated_for_cpu_only(self, platform, dtype):
+    x_BTI = jax.ShapeDtypeStruct((1, 1, 8), dtype)
+    weight_OI = jax.ShapeDtypeStruct((4, 8), dtype)
+    lowered = jax.export.export(jax.jit(layers.dense), platforms=[platform])
+    text = lowered(x_BTI, weight_OI).mlir_module()
+    is_repeated = platform == 'cpu' and dtype == 'bfloat16'
+    self.assertEqual('concatenate' in text, is_repeated)
 
 
 if __name__ == '__main__':
