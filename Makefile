@@ -25,7 +25,7 @@ VERSIONS := import importlib.metadata as m, platform; \
   print('python', platform.python_version(), *(f'{n} {found[n]}' for n in \
   ('jax', 'jaxlib', 'flax', 'numpy', 'torch', 'transformers') if n in found))
 
-.PHONY: help setup demo test lint doctest unit certify parity smoke clean
+.PHONY: help setup demo test lint doctest unit certify parity smoke aot clean
 .NOTPARALLEL:
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo 'make certify  the full certificate (make test runs the quick one)'
 	@echo 'make parity   compare with transformers (downloads torch), real models'
 	@echo 'make smoke    a few tests on the newest jax under Python 3.12'
+	@echo 'make aot      compile for TPU slices that are not here (hours, 1 GB)'
 	@echo 'make clean    remove the virtual environments and caches'
 
 setup: $(READY)
@@ -113,5 +114,19 @@ smoke: .venv-312/.ready
 	@.venv-312/bin/python -c "$(VERSIONS)"
 	@.venv-312/bin/python -m pytest $(SMOKE_TESTS)
 
+# libtpu holds the compiler for TPUs; it must not meet the tests, which run on
+# CPU, so it has an environment of its own.
+.venv-tpu/.ready: setup.py pyproject.toml
+	$(SAY) 'Setting up .venv-tpu with libtpu (minutes)'
+	@rm -rf .venv-tpu
+	@$(PYTHON) -m venv .venv-tpu
+	@.venv-tpu/bin/python -m pip install -qq --disable-pip-version-check \
+	  -e '.[tpu-aot]'
+	@touch $@
+
+# AOT_ONLY=qwen3 compiles a few rows of the table.
+aot: .venv-tpu/.ready
+	@.venv-tpu/bin/python experiments/compile_table.py --only='$(AOT_ONLY)'
+
 clean:
-	rm -rf .venv .venv-peers .venv-312 .pytest_cache .ruff_cache *.egg-info
+	rm -rf .venv .venv-peers .venv-312 .venv-tpu .pytest_cache .ruff_cache *.egg-info

@@ -42,6 +42,8 @@ setuptools.setup(
     # ruff is held to one series: another one may format differently.
     'test': ['pytest>=8.4', 'pytest-xdist', 'ruff==0.17.*', *MODELS],
     'notebooks': ['jupyterlab', 'matplotlib'],
+    # Compiles for TPUs without one; keep it out of the test environment.
+    'tpu-aot': ['jax[tpu]>=0.10.2'],
     'peers': ['torch', 'transformers', 'accelerate'],
   },
 )

@@ -165,7 +165,9 @@ def refine(
   ] or [1]
   names = tuple(f'd{i}' for i in range(len(factors)))
   # The order of devices follows their wiring, where they have one.
-  grid = mesh_utils.create_device_mesh((shape.data, shape.model), used)
+  grid = mesh_utils.create_device_mesh(
+    (shape.data, shape.model), used, allow_split_physical_axes=True
+  )
   mesh = Mesh(
     np.asarray(grid).reshape(factors),
     names,

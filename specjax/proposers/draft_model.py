@@ -81,10 +81,16 @@ class DraftModel:
   ) -> tuple[Proposal, models.Cache]:
     """Drafts K tokens with K passes over two rows, then one row each."""
     absorbed_B = jnp.maximum(length_B - 2, 0)
-    cache = self.model.keep(state, absorbed_B, None, jnp.zeros_like(length_B))
     index_B2 = absorbed_B[:, None] + jnp.arange(2, dtype=jnp.int32)[None, :]
     index_B2 = jnp.minimum(index_B2, tokens_BL.shape[1] - 1)
     fresh_B2 = jnp.take_along_axis(tokens_BL, index_B2, axis=1)
+    # The rows may be split over fewer devices than the target's are. Pinned
+    # here, it is their ids that are gathered, and not the activations.
+    pin = lambda x: constrain(x, self.model.placement, 'batch')
+    keys_BK, fresh_B2, absorbed_B, length_B, sampling = jax.tree.map(
+      pin, (keys_BK, fresh_B2, absorbed_B, length_B, sampling)
+    )
+    cache = self.model.keep(state, absorbed_B, None, jnp.zeros_like(length_B))
     num_fresh_B = length_B - absorbed_B
     hidden, cache = self.model.apply(
       params['proposer'], fresh_B2, cache, num_tokens_B=num_fresh_B
@@ -108,7 +114,7 @@ class DraftModel:
         None,
         'vocab',
       )
-      draft_B = sampling_lib.draw(log_weights_B1V[:, 0], key_B, sampling)
+      draft_B = pin(sampling_lib.draw(log_weights_B1V[:, 0], key_B, sampling))
       is_finite_B = jnp.all(jnp.isfinite(logits_B1V), axis=(1, 2))
       return draft_B, log_weights_B1V[:, 0], is_finite_B
 
