@@ -116,10 +116,11 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
     width=config.num_draft_tokens + 1 if config.exact else None,
   )
   params = {'target': target.params, 'proposer': proposer_params}
-  if isinstance(proposer, DraftModel):
-    _warn_of_short_draft(proposer, decoder.max_length)
-    _warn_of_copies('draft', proposer.model, draft_view)
-  _warn_of_copies('target', target.model, target_view)
+  if config.is_first:
+    if isinstance(proposer, DraftModel):
+      _warn_of_short_draft(proposer, decoder.max_length)
+      _warn_of_copies('draft', proposer.model, draft_view)
+    _warn_of_copies('target', target.model, target_view)
   shown = _Shown(config, target, out)
   for turn in range(max(len(talk.turns) for talk in talks)):
     speaking = [talk for talk in talks if turn < len(talk.turns)]

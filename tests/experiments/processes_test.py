@@ -30,12 +30,12 @@ def launch(*argv: str) -> subprocess.CompletedProcess:
 
 class TextTest(absltest.TestCase):
   def test_processes_and_devices_do_not_change_the_text(self):
-    mesh = '--mesh=data:2,model:4'
+    mesh = ('--mesh=data:2,model:4', '--draft_mesh=model:2')
     one_device = mesh_runs.tokens(PAIR, 1, 1)
     self.assertLen(one_device, 8)
     self.assertLen(one_device[7], 16 - 7)
-    self.assertEqual(mesh_runs.tokens([*PAIR, mesh], 2, 4), one_device)
-    self.assertEqual(mesh_runs.tokens([*PAIR, mesh], 1, 8), one_device)
+    self.assertEqual(mesh_runs.tokens([*PAIR, *mesh], 2, 4), one_device)
+    self.assertEqual(mesh_runs.tokens([*PAIR, *mesh], 1, 8), one_device)
 
 
 class LostProcessTest(parameterized.TestCase):
