@@ -74,8 +74,9 @@ doctest: $(READY)
 unit: $(READY)
 	$(SAY) 'Tests'
 	@$(RUN) -c "$(VERSIONS)"
+	@# A file stays in one process: its tests share what they have compiled.
 	@$(RUN) -m pytest --ignore=tests/real_models \
-	  $(if $(filter-out 1,$(TEST_JOBS)),-n $(TEST_JOBS))
+	  $(if $(filter-out 1,$(TEST_JOBS)),-n $(TEST_JOBS) --dist=loadfile)
 
 certify: $(READY)
 	@$(RUN) experiments/certify.py

@@ -572,7 +572,8 @@ class LoadTest(parameterized.TestCase):
   def test_quantize_reaches_both_models(self, flags, target, draft):
     asked = {}
 
-    def spy(name, dtype, quantize):
+    def spy(name, dtype, quantize, view):
+      del dtype, view
       asked[name] = quantize
       if len(asked) == 2:
         raise ValueError('Enough.')
