@@ -75,9 +75,9 @@ def define_speculation_flags(values: flags.FlagValues):
     'proposer',
     None,
     PROPOSERS,
-    'Who guesses: the draft model, the text so far (ngram), the first layers of '
-    'the target (early_exit), or nobody, which is plain decoding. If not given: '
-    'draft with --draft, else none.',
+    'Who guesses: the draft model, the text so far (ngram), the first layers '
+    'of the target (early_exit), or nobody, which is plain decoding. If not '
+    'given: draft with --draft, else none.',
   )
   flags.DEFINE_integer(
     'num_draft_tokens', 4, 'Drafts per step, 1..64.', flag_values=values

@@ -112,12 +112,6 @@ class BadInputTest(Case):
       '--exit_layer must be an integer',
       "'deep'",
     ),
-    (
-      'exit_of_no_transformer',
-      ('--proposer=early_exit', '--exit_layer=1'),
-      'early exit needs a transformer',
-      'CountingModel',
-    ),
     ('dtype', ('--dtype=float16',), 'float32, bfloat16', "'float16'"),
     ('draft', ('--proposer=draft',), '--proposer=draft needs --draft'),
     ('draft_dtype', ('--draft_dtype=float32',), '--draft_dtype needs --draft'),

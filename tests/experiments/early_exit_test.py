@@ -1,4 +1,4 @@
-"""Early exit from the command line: the text of plain decoding, and refusals."""
+"""Early exit from the command line: plain decoding's text, and refusals."""
 
 import contextlib
 import io
@@ -23,15 +23,18 @@ class EarlyExitTest(parameterized.TestCase):
     cls.folder = pathlib.Path(
       cls.enterClassContext(tempfile.TemporaryDirectory())
     )
+    changes = {'num_hidden_layers': LAYERS}
     cls.target = tiny_files.write_folder(
-      cls.folder / 'target', num_hidden_layers=LAYERS
+      cls.folder / 'target',
+      weights=tiny_files.tensors({**tiny_files.CONFIG, **changes}),
+      **changes,
     )
 
-  def run_script(self, *flags):
+  def run_script(self, *flags, target=None):
     """Exit code, what went to stderr, and the result if there is one."""
     json_out = self.folder / f'{self.id()}.json'
     argv = (
-      f'--target={self.target}',
+      f'--target={target or self.target}',
       '--prompt=a ba',
       '--max_new_tokens=12',
       '--dtype=float32',
@@ -72,6 +75,17 @@ class EarlyExitTest(parameterized.TestCase):
       f"exit_layer must be at least 1 and below {LAYERS}, the target's number "
       f'of layers, got {layer}.\n',
       err,
+    )
+
+  def test_a_model_without_layers(self):
+    code, err, result = self.run_script(
+      '--proposer=early_exit', '--exit_layer=1', target='demo:target'
+    )
+    self.assertEqual((code, result), (2, None))
+    self.assertRegex(
+      err,
+      r'generate.py: early exit needs a transformer for a target, whose first '
+      r'layers draft, got a CountingModel\.\n$',
     )
 
 
