@@ -301,6 +301,7 @@ class Transformer:
     Returns:
       The hiddens, and `side` with T entries more.
     """
+    check_shape('tokens_BT', tokens_BT, (cache.length_B.shape[0], 'T'))
     num_new = tokens_BT.shape[1]
     cache = base.pin_cache(cache, self.placement)
     side = base.pin_cache(side, self.placement)
