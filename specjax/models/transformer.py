@@ -15,7 +15,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from specjax import sharding
-from specjax.models import base, layers, quantize, rope
+from specjax.models import base, layers, quantize, rope, transformer_specs
 from specjax.shapes import Array, Key, Params, check_shape
 from specjax.sharding import Placement, constrain
 
@@ -129,79 +129,7 @@ class Transformer:
 
   def param_specs(self) -> Params:
     """{'embed', 'layers': one dict per layer, 'final_norm', 'head'?}."""
-    d = self.embed_dim
-    vocab_axes = ('vocab', 'embed')
-    specs = {
-      'embed': self._weight(vocab_axes, self.padded_vocab_size, d),
-      'layers': tuple(self._layer_specs() for _ in range(self.num_layers)),
-      'final_norm': self._scale('norm', d),
-    }
-    if not self.tied:
-      specs['head'] = self._weight(vocab_axes, self.padded_vocab_size, d)
-    if self.quantize == 'int8':
-      specs = quantize.quantize_specs(specs)
-    return specs
-
-  def _units(self, axis: str) -> tuple[int, ...] | None:
-    """Heads stay whole, and so do the groups that share a key-value head."""
-    groups = self.num_kv_heads
-    if axis == 'heads':
-      return (groups, self.num_heads // groups)
-    return (groups,) if axis == 'kv_heads' else None
-
-  def _weight(self, axes, *shape: int) -> sharding.ParamSpec:
-    return sharding.ParamSpec(
-      shape=shape,
-      dtype=self.dtype,
-      logical_axes=axes,
-      units=tuple(self._units(axis) for axis in axes),
-    )
-
-  def _scale(self, axis: str, size: int) -> sharding.ParamSpec:
-    return sharding.ParamSpec(
-      shape=(size,), dtype='float32', logical_axes=(axis,), init='ones'
-    )
-
-  def _bias(self, axis: str, size: int) -> sharding.ParamSpec:
-    return sharding.ParamSpec(
-      shape=(size,),
-      dtype=self.dtype,
-      logical_axes=(axis,),
-      init='zeros',
-      units=(self._units(axis),),
-    )
-
-  def _layer_specs(self) -> dict[str, sharding.ParamSpec]:
-    d, f = self.embed_dim, self.ffn_dim
-    q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-    specs = {
-      'attn_norm': self._scale('norm', d),
-      'q': self._weight(('heads', 'embed'), q, d),
-      'k': self._weight(('kv_heads', 'embed'), kv, d),
-      'v': self._weight(('kv_heads', 'embed'), kv, d),
-      'o': self._weight(('embed', 'heads'), d, q),
-      'ffn_norm': self._scale('norm', d),
-      'gate': self._weight(('ffn', 'embed'), f, d),
-      'up': self._weight(('ffn', 'embed'), f, d),
-      'down': self._weight(('embed', 'ffn'), d, f),
-    }
-    if self.qkv_bias:
-      specs['q_bias'] = self._bias('heads', q)
-      specs['k_bias'] = self._bias('kv_heads', kv)
-      specs['v_bias'] = self._bias('kv_heads', kv)
-    if self.out_bias:
-      specs['o_bias'] = self._bias('embed', d)
-    if self.ffn_bias:
-      specs['gate_bias'] = self._bias('ffn', f)
-      specs['up_bias'] = self._bias('ffn', f)
-      specs['down_bias'] = self._bias('embed', d)
-    if self.qk_norm:
-      specs['q_norm'] = self._scale('head_dim', self.head_dim)
-      specs['k_norm'] = self._scale('head_dim', self.head_dim)
-    if self.post_norms:
-      specs['post_attn_norm'] = self._scale('norm', d)
-      specs['post_ffn_norm'] = self._scale('norm', d)
-    return specs
+    return transformer_specs.param_specs(self)
 
   def init(self, key: Key) -> Params:
     """Random parameters; `key` is consumed."""
