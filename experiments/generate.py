@@ -25,6 +25,7 @@ from specjax.models import load
 from specjax.models.base import LanguageModel
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
+from specjax.proposers.early_exit import EarlyExit
 from specjax.requests import Request, Result, unanswered
 from specjax.tokenizers import check_same_vocabulary
 from specjax.verify import chain
@@ -38,6 +39,12 @@ def make_proposer(
     return Nothing(), ()
   if config.proposer == 'ngram':
     return config.make_ngram(), ()
+  if config.proposer == 'early_exit':
+    return EarlyExit(
+      model=target.model,
+      exit_layer=config.exit_layer,
+      num_draft_tokens=config.num_draft_tokens,
+    ), ()
   with common.Progress(f'loading draft {config.draft}'):
     draft = load.load(
       config.draft,

@@ -21,7 +21,7 @@ from specjax.sampling import SamplingOptions
 from specjax.verify import chain
 
 DTYPES = ('float32', 'bfloat16')
-PROPOSERS = ('none', 'draft', 'ngram')
+PROPOSERS = ('none', 'draft', 'ngram', 'early_exit')
 
 
 def define_model_flags(values: flags.FlagValues):
@@ -75,8 +75,9 @@ def define_speculation_flags(values: flags.FlagValues):
     'proposer',
     None,
     PROPOSERS,
-    'Who guesses: the draft model, the text so far (ngram), or nobody, which '
-    'is plain decoding. If not given: draft with --draft, else none.',
+    'Who guesses: the draft model, the text so far (ngram), the first layers '
+    'of the target (early_exit), or nobody, which is plain decoding. If not '
+    'given: draft with --draft, else none.',
   )
   flags.DEFINE_integer(
     'num_draft_tokens', 4, 'Drafts per step, 1..64.', flag_values=values
@@ -106,6 +107,12 @@ def define_speculation_flags(values: flags.FlagValues):
   )
   flags.DEFINE_integer(
     'ngram_max', 3, 'Longest ending of the text to look up.', flag_values=values
+  )
+  flags.DEFINE_integer(
+    'exit_layer',
+    None,
+    "How many of the target's layers draft, with --proposer=early_exit.",
+    flag_values=values,
   )
 
 
@@ -263,6 +270,7 @@ class RunConfig:
   exact: bool = True
   ngram_min: int = 1
   ngram_max: int = 3
+  exit_layer: int | None = None
   prompt: str | None = None
   prompt_file: str | None = None
   prompts_jsonl: str | None = None
@@ -305,6 +313,12 @@ class RunConfig:
     check_num_draft_tokens(self.num_draft_tokens)
     if self.proposer == 'ngram':
       self.make_ngram()
+    if self.proposer == 'early_exit' and self.exit_layer is None:
+      raise ValueError('--proposer=early_exit needs --exit_layer.')
+    if self.proposer != 'early_exit' and self.exit_layer is not None:
+      raise ValueError(
+        f'--exit_layer is not used with --proposer={self.proposer}; drop one.'
+      )
     noise.check_seed(self.seed)
     if self.batch_size < 1:
       raise ValueError(f'batch_size must be >= 1, got {self.batch_size}.')

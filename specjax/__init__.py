@@ -22,6 +22,7 @@ from specjax.models.load import Loaded, load
 from specjax.models.transformer import Transformer
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
+from specjax.proposers.early_exit import EarlyExit
 from specjax.proposers.ngram import NGram
 from specjax.requests import Request, Result
 from specjax.sampling import SamplingOptions
@@ -42,6 +43,7 @@ __all__ = (
   'DecodeState',
   'Decoder',
   'DraftModel',
+  'EarlyExit',
   'Greedy',
   'LanguageModel',
   'Loaded',

@@ -258,6 +258,29 @@ def visible_slots(
   return seen_BTS & (position_B1S > positions_BT[:, :, None] - window)
 
 
+def earlier_slots(
+  length_B: Array,
+  num_slots: int,
+  positions_BT: Array,
+  window: int | None = None,
+) -> Array:
+  """Which slots of a cache that is only read new tokens see, bool [B, T, S].
+
+  Args:
+    length_B: int32 [B], the cache's lengths; the new tokens lie elsewhere.
+    num_slots: S.
+    positions_BT: int32 [B, T], the new tokens' positions.
+    window: as in `visible_slots`.
+  """
+  slot_11S = jnp.arange(num_slots, dtype=jnp.int32)[None, None, :]
+  seen_BTS = jnp.broadcast_to(
+    slot_11S < length_B[:, None, None], (*positions_BT.shape, num_slots)
+  )
+  if window is None:
+    return seen_BTS
+  return seen_BTS & (slot_11S > positions_BT[:, :, None] - window)
+
+
 def new_positions(
   cache: KVCache, num_new: int, positions_BT: Array | None
 ) -> Array:

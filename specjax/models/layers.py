@@ -1,5 +1,8 @@
 """The operations of a transformer block: lookup, product, norm, attention."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -135,42 +138,60 @@ def mixture(weight_BGMS: Array, v_BGSC: Array) -> Array:
   )
 
 
-def attend(
-  q_BTHC: Array,
-  k_BGSC: Array,
-  v_BGSC: Array,
-  visible_BTS: Array,
-  scale: float,
-) -> Array:
-  """Grouped-query attention of new tokens over a cache.
+class Memory(NamedTuple):
+  """Keys and values of one cache, and who may see them.
+
+  Attributes:
+    k_BGSC: [B, G, S, C].
+    v_BGSC: the same.
+    visible_BTS: bool [B, T, S].
+  """
+
+  k_BGSC: Array
+  v_BGSC: Array
+  visible_BTS: Array
+
+
+def attend(q_BTHC: Array, memories: Sequence[Memory], scale: float) -> Array:
+  """Grouped-query attention of new tokens over caches, as if they were one.
 
   Query head h reads key-value head h // (H / G). Scores and softmax are
   float32; a slot that is not visible has weight exactly 0, so whatever finite
-  value lies in it adds nothing.
+  value lies in it adds nothing. Scores are put side by side, never caches.
 
   Args:
-    q_BTHC: [B, T, H, C], the dtype of the cache.
-    k_BGSC: [B, G, S, C].
-    v_BGSC: [B, G, S, C].
-    visible_BTS: bool [B, T, S].
+    q_BTHC: [B, T, H, C], the dtype of the caches.
+    memories: one or more, each with slots S of its own.
     scale: multiplies the scores.
 
   Returns:
     [B, T, H * C], the dtype of the queries.
   """
   b, t, h, c = q_BTHC.shape
-  g, s = k_BGSC.shape[1:3]
+  g = memories[0].k_BGSC.shape[1]
   r = h // g
   # The queries that share a key-value head become the rows M of one product.
   q_BGRTC = q_BTHC.reshape(b, t, g, r, c).transpose(0, 2, 3, 1, 4)
-  score_BGMS = scores(q_BGRTC.reshape(b, g, r * t, c), k_BGSC)
-  score_BGRTS = jnp.where(
-    visible_BTS[:, None, None, :, :],
-    score_BGMS.reshape(b, g, r, t, s) * scale,
-    MASKED_SCORE,
-  )
+  q_BGMC = q_BGRTC.reshape(b, g, r * t, c)
+
+  def masked_scores(memory: Memory) -> Array:
+    score_BGMS = scores(q_BGMC, memory.k_BGSC)
+    s = score_BGMS.shape[3]
+    return jnp.where(
+      memory.visible_BTS[:, None, None, :, :],
+      score_BGMS.reshape(b, g, r, t, s) * scale,
+      MASKED_SCORE,
+    )
+
+  score_BGRTS = jnp.concatenate([masked_scores(m) for m in memories], axis=-1)
   weight_BGRTS = jax.nn.softmax(score_BGRTS, axis=-1).astype(q_BTHC.dtype)
-  y_BGMC = mixture(weight_BGRTS.reshape(b, g, r * t, s), v_BGSC)
+  y_BGMC, start = None, 0
+  for memory in memories:
+    s = memory.k_BGSC.shape[2]
+    own_BGRTS = weight_BGRTS[..., start : start + s]
+    part_BGMC = mixture(own_BGRTS.reshape(b, g, r * t, s), memory.v_BGSC)
+    y_BGMC = part_BGMC if y_BGMC is None else y_BGMC + part_BGMC
+    start += s
   y_BGRTC = y_BGMC.reshape(b, g, r, t, c)
   y_BTHC = y_BGRTC.transpose(0, 3, 1, 2, 4).reshape(b, t, h * c)
   return y_BTHC.astype(q_BTHC.dtype)

@@ -10,11 +10,12 @@ dicts and tuples that `param_specs` declares.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax.numpy as jnp
 
 from specjax import sharding
-from specjax.models import base, layers, quantize, rope
+from specjax.models import base, layers, quantize, rope, transformer_specs
 from specjax.shapes import Array, Key, Params, check_shape
 from specjax.sharding import Placement, constrain
 
@@ -128,79 +129,7 @@ class Transformer:
 
   def param_specs(self) -> Params:
     """{'embed', 'layers': one dict per layer, 'final_norm', 'head'?}."""
-    d = self.embed_dim
-    vocab_axes = ('vocab', 'embed')
-    specs = {
-      'embed': self._weight(vocab_axes, self.padded_vocab_size, d),
-      'layers': tuple(self._layer_specs() for _ in range(self.num_layers)),
-      'final_norm': self._scale('norm', d),
-    }
-    if not self.tied:
-      specs['head'] = self._weight(vocab_axes, self.padded_vocab_size, d)
-    if self.quantize == 'int8':
-      specs = quantize.quantize_specs(specs)
-    return specs
-
-  def _units(self, axis: str) -> tuple[int, ...] | None:
-    """Heads stay whole, and so do the groups that share a key-value head."""
-    groups = self.num_kv_heads
-    if axis == 'heads':
-      return (groups, self.num_heads // groups)
-    return (groups,) if axis == 'kv_heads' else None
-
-  def _weight(self, axes, *shape: int) -> sharding.ParamSpec:
-    return sharding.ParamSpec(
-      shape=shape,
-      dtype=self.dtype,
-      logical_axes=axes,
-      units=tuple(self._units(axis) for axis in axes),
-    )
-
-  def _scale(self, axis: str, size: int) -> sharding.ParamSpec:
-    return sharding.ParamSpec(
-      shape=(size,), dtype='float32', logical_axes=(axis,), init='ones'
-    )
-
-  def _bias(self, axis: str, size: int) -> sharding.ParamSpec:
-    return sharding.ParamSpec(
-      shape=(size,),
-      dtype=self.dtype,
-      logical_axes=(axis,),
-      init='zeros',
-      units=(self._units(axis),),
-    )
-
-  def _layer_specs(self) -> dict[str, sharding.ParamSpec]:
-    d, f = self.embed_dim, self.ffn_dim
-    q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-    specs = {
-      'attn_norm': self._scale('norm', d),
-      'q': self._weight(('heads', 'embed'), q, d),
-      'k': self._weight(('kv_heads', 'embed'), kv, d),
-      'v': self._weight(('kv_heads', 'embed'), kv, d),
-      'o': self._weight(('embed', 'heads'), d, q),
-      'ffn_norm': self._scale('norm', d),
-      'gate': self._weight(('ffn', 'embed'), f, d),
-      'up': self._weight(('ffn', 'embed'), f, d),
-      'down': self._weight(('embed', 'ffn'), d, f),
-    }
-    if self.qkv_bias:
-      specs['q_bias'] = self._bias('heads', q)
-      specs['k_bias'] = self._bias('kv_heads', kv)
-      specs['v_bias'] = self._bias('kv_heads', kv)
-    if self.out_bias:
-      specs['o_bias'] = self._bias('embed', d)
-    if self.ffn_bias:
-      specs['gate_bias'] = self._bias('ffn', f)
-      specs['up_bias'] = self._bias('ffn', f)
-      specs['down_bias'] = self._bias('embed', d)
-    if self.qk_norm:
-      specs['q_norm'] = self._scale('head_dim', self.head_dim)
-      specs['k_norm'] = self._scale('head_dim', self.head_dim)
-    if self.post_norms:
-      specs['post_attn_norm'] = self._scale('norm', d)
-      specs['post_ffn_norm'] = self._scale('norm', d)
-    return specs
+    return transformer_specs.param_specs(self)
 
   def init(self, key: Key) -> Params:
     """Random parameters; `key` is consumed."""
@@ -258,18 +187,95 @@ class Transformer:
     cache = base.pin_cache(cache, self.placement)
     positions_BT = base.new_positions(cache, num_new, positions_BT)
     slot_BT = base.append_slots(cache, num_new, num_tokens_B)
-    # Layers share few settings: each mask and each angle is computed once.
-    visible = {
-      window: base.visible_slots(
+    visible = self._masks(
+      lambda window: base.visible_slots(
         cache.length_B, cache.num_slots, positions_BT, mask_BTT, window
       )
-      for window in dict.fromkeys(self.windows)
-    }
+    )
+    streams, ks, vs = self._blocks(
+      params, tokens_BT, cache, positions_BT, slot_BT, visible
+    )
+    features_BTE = None
+    if capture:
+      features_BTE = jnp.concatenate([streams[i] for i in capture], axis=-1)
+    cache = cache.replace(
+      k=ks, v=vs, length_B=base.advance(cache, num_new, num_tokens_B)
+    )
+    return base.Hidden(streams[-1], features_BTE), base.pin_cache(
+      cache, self.placement
+    )
+
+  def apply_beside(
+    self,
+    params: Params,
+    tokens_BT: Array,
+    cache: base.KVCache,
+    side: base.KVCache,
+  ) -> tuple[base.Hidden, base.KVCache]:
+    """`apply` that leaves the cache alone: what it appends goes to `side`.
+
+    Tokens stand behind those of `cache` and of `side`, and see both:
+
+      cache  a b c . . . .     length 3
+      side   d e .             length 2: d, e have positions 3, 4
+      new    f                 position 5, goes to slot 2 of the side
+
+    Args:
+      params: the model's parameters.
+      tokens_BT: int32 [B, T].
+      cache: read only, one entry per layer of this model.
+      side: a cache of few slots, empty at first.
+
+    Returns:
+      The hiddens, and `side` with T entries more.
+    """
+    check_shape('tokens_BT', tokens_BT, (cache.length_B.shape[0], 'T'))
+    num_new = tokens_BT.shape[1]
+    cache = base.pin_cache(cache, self.placement)
+    side = base.pin_cache(side, self.placement)
+    # Windows look at differences of positions, so `side` may count from 0.
+    offset_BT = base.new_positions(side, num_new, None)
+    positions_BT = cache.length_B[:, None] + offset_BT
+    earlier = self._masks(
+      lambda window: base.earlier_slots(
+        cache.length_B, cache.num_slots, positions_BT, window
+      )
+    )
+    visible = self._masks(
+      lambda window: base.visible_slots(
+        side.length_B, side.num_slots, offset_BT, None, window
+      )
+    )
+    streams, ks, vs = self._blocks(
+      params,
+      tokens_BT,
+      side,
+      positions_BT,
+      base.append_slots(side, num_new, None),
+      visible,
+      [
+        (layers.Memory(k_BGSC, v_BGSC, earlier[window]),)
+        for k_BGSC, v_BGSC, window in zip(cache.k, cache.v, self.windows)
+      ],
+    )
+    side = side.replace(k=ks, v=vs, length_B=base.advance(side, num_new, None))
+    return base.Hidden(streams[-1]), base.pin_cache(side, self.placement)
+
+  def _masks(self, make: Callable[[int | None], Array]) -> dict:
+    """By window: layers share few settings, so each is computed once."""
+    return {window: make(window) for window in dict.fromkeys(self.windows)}
+
+  def _blocks(
+    self, params, tokens_BT, cache, positions_BT, slot_BT, visible, past=None
+  ) -> tuple[list[Array], tuple[Array, ...], tuple[Array, ...]]:
+    """All layers: the residual streams, and the keys and values they leave.
+
+    `past` has, per layer, the memories that are read beside the cache's.
+    """
     angles = {
       r: r.angles(positions_BT, self.head_dim)
       for r in dict.fromkeys(self.ropes)
     }
-
     x_BTD = self._embed(params, tokens_BT)
     streams = [x_BTD]
     ks, vs = [], []
@@ -282,6 +288,7 @@ class Transformer:
         slot_BT,
         visible[self.windows[i]],
         angles[self.ropes[i]],
+        past[i] if past else (),
       )
       x_BTD = self._pin(x_BTD + attn_BTD, 'batch')
       ffn_BTD = self._feed_forward(layer_params, x_BTD)
@@ -289,17 +296,7 @@ class Transformer:
       ks.append(k_BGSC)
       vs.append(v_BGSC)
       streams.append(x_BTD)
-    features_BTE = None
-    if capture:
-      features_BTE = jnp.concatenate([streams[i] for i in capture], axis=-1)
-    cache = cache.replace(
-      k=tuple(ks),
-      v=tuple(vs),
-      length_B=base.advance(cache, num_new, num_tokens_B),
-    )
-    return base.Hidden(x_BTD, features_BTE), base.pin_cache(
-      cache, self.placement
-    )
+    return streams, tuple(ks), tuple(vs)
 
   def _pin(self, x: Array, *logical_axes: str | None) -> Array:
     return constrain(x, self.placement, *logical_axes)
@@ -312,7 +309,7 @@ class Transformer:
     return self._pin(x_BTD, 'batch')
 
   def _attention(
-    self, params, x_BTD, k_BGSC, v_BGSC, slot_BT, visible_BTS, angles
+    self, params, x_BTD, k_BGSC, v_BGSC, slot_BT, visible_BTS, angles, past
   ) -> tuple[Array, Array, Array]:
     """The block's first half: what it adds, and the layer's new cache."""
     b, t, _ = x_BTD.shape
@@ -332,7 +329,8 @@ class Transformer:
     q_BTHC, k_BTGC = rope.rotate(q_BTHC, *angles), rope.rotate(k_BTGC, *angles)
     k_BGSC = base.write_slots(k_BGSC, k_BTGC.transpose(0, 2, 1, 3), slot_BT)
     v_BGSC = base.write_slots(v_BGSC, v_BTGC.transpose(0, 2, 1, 3), slot_BT)
-    y = layers.attend(q_BTHC, k_BGSC, v_BGSC, visible_BTS, self.score_scale)
+    own = layers.Memory(k_BGSC, v_BGSC, visible_BTS)
+    y = layers.attend(q_BTHC, (*past, own), self.score_scale)
     y_BTD = layers.dense(y, params['o'], params.get('o_bias'))
     if self.post_norms:
       y_BTD = layers.rms_norm(y_BTD, params['post_attn_norm'], self.norm_eps)

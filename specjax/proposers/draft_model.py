@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 
 from specjax import sampling as sampling_lib
@@ -13,9 +12,9 @@ from specjax.proposers.base import (
   TargetView,
   check_num_draft_tokens,
 )
+from specjax.proposers.drafting import draw_chain
 from specjax.sampling import Sampling
 from specjax.shapes import Array, Key, Params
-from specjax.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,51 +103,24 @@ class DraftModel:
         tokens_BL, length_B, target.prompt_length_B, self.model.vocab_size
       )
 
-    def draw(last_B1D, counts, key_B):
-      logits_B1V = self.model.unembed(params['proposer'], last_B1D)
-      # Pinned, or the target's split of the laws would enter the draft loop.
-      log_weights_B1V = constrain(
-        sampling_lib.transform(sampling, logits_B1V, counts),
-        self.model.placement,
-        'batch',
-        None,
-        'vocab',
-      )
-      draft_B = pin(sampling_lib.draw(log_weights_B1V[:, 0], key_B, sampling))
-      is_finite_B = jnp.all(jnp.isfinite(logits_B1V), axis=(1, 2))
-      return draft_B, log_weights_B1V[:, 0], is_finite_B
+    def feed(draft_B1, cache):
+      hidden, cache = self.model.apply(params['proposer'], draft_B1, cache)
+      return hidden.last_BTD, cache
 
-    def extend(carry, key_B):
-      draft_B, counts, cache = carry
-      hidden, cache = self.model.apply(
-        params['proposer'], draft_B[:, None], cache
-      )
-      if counts is not None:
-        counts = jax.tree.map(
-          lambda counts_B2V: counts_B2V[:, 1:],
-          sampling_lib.count_drafts(counts, draft_B[:, None]),
-        )
-      drawn = draw(hidden.last_BTD, counts, key_B)
-      return (drawn[0], counts, cache), drawn
-
-    first = draw(last_B1D, counts, keys_BK[:, 0])
-    (_, _, cache), rest = jax.lax.scan(
-      extend, (first[0], counts, cache), keys_BK[:, 1:].T
+    proposal, cache = draw_chain(
+      self.model,
+      params['proposer'],
+      keys_BK,
+      feed,
+      cache,
+      last_B1D,
+      counts,
+      sampling,
     )
-    draft_KB, log_weights_KBV, is_finite_KB = jax.tree.map(
-      lambda head, tail: jnp.concatenate([head[None], tail]), first, rest
-    )
-    # A draft that broke down, or that is past its context, falls silent.
-    num_finite_B = jnp.sum(
-      jnp.cumprod(is_finite_KB.astype(jnp.int32), axis=0), axis=0
-    )
+    # A draft that is past its context falls silent.
     room_B = jnp.maximum(self.model.context_length - length_B, 0)
-    proposal = Proposal(
-      draft_BK=draft_KB.T,
-      log_weights_BKV=jnp.swapaxes(log_weights_KBV, 0, 1),
-      num_draft_B=jnp.minimum(num_finite_B, room_B).astype(jnp.int32),
-    )
-    return proposal, cache
+    num_draft_B = jnp.minimum(proposal.num_draft_B, room_B)
+    return proposal._replace(num_draft_B=num_draft_B), cache
 
   def observe(
     self, params: Params, state: models.Cache, outcome: Outcome

@@ -95,6 +95,23 @@ class BadInputTest(Case):
     ('bias_inf', ('--logit_bias=5:inf',), '--logit_bias', "'5:inf'"),
     ('verify', ('--verify=fast',), 'greedy, rejection, coupled', "'fast'"),
     ('proposer', ('--proposer=oracle',), 'none, draft, ngram', "'oracle'"),
+    (
+      'exit_layer_missing',
+      ('--proposer=early_exit',),
+      '--proposer=early_exit needs --exit_layer',
+    ),
+    (
+      'exit_layer_unused',
+      ('--proposer=ngram', '--exit_layer=2'),
+      '--exit_layer',
+      '--proposer=ngram',
+    ),
+    (
+      'exit_layer_text',
+      ('--proposer=early_exit', '--exit_layer=deep'),
+      '--exit_layer must be an integer',
+      "'deep'",
+    ),
     ('dtype', ('--dtype=float16',), 'float32, bfloat16', "'float16'"),
     ('draft', ('--proposer=draft',), '--proposer=draft needs --draft'),
     ('draft_dtype', ('--draft_dtype=float32',), '--draft_dtype needs --draft'),

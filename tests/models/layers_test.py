@@ -27,6 +27,11 @@ def attend_slowly(q_BTHC, k_BGSC, v_BGSC, visible_BTS, scale):
   return y.reshape(b, t, h * c)
 
 
+@jax.jit
+def attend(q, k, v, visible, scale):
+  return layers.attend(q, (layers.Memory(k, v, visible),), scale)
+
+
 class LayersTest(parameterized.TestCase):
   def test_dense_by_hand(self):
     x = jnp.array([[[1.0, 2.0]]])
@@ -70,7 +75,25 @@ class LayersTest(parameterized.TestCase):
     k, v = (normal(i, 2, g, 6, 8).astype(dtype) for i in (1, 2))
     visible = np.random.default_rng(0).random((2, t, 6)) < 0.5
     visible[:, :, 0] = True
-    got = jax.jit(layers.attend)(q, k, v, visible, 0.3)
+    got = attend(q, k, v, visible, 0.3)
+    want = attend_slowly(q, k, v, visible, 0.3)
+    tolerance = {'float32': 1e-5, 'bfloat16': 3e-2}[dtype]
+    np.testing.assert_allclose(got.astype(np.float32), want, atol=tolerance)
+    self.assertEqual(got.dtype, jnp.dtype(dtype))
+
+  @parameterized.product(dtype=('float32', 'bfloat16'), cut=(1, 4), t=(1, 3))
+  def test_two_memories_are_one(self, dtype, cut, t):
+    q = normal(0, 2, t, 4, 8).astype(dtype)
+    k, v = (normal(i, 2, 2, 6, 8).astype(dtype) for i in (1, 2))
+    visible = np.random.default_rng(0).random((2, t, 6)) < 0.5
+    visible[:, :, 5] = True
+    # A query that sees nothing of the first of them.
+    visible[0, 0, :cut] = False
+    memories = [
+      layers.Memory(k[:, :, part], v[:, :, part], visible[:, :, part])
+      for part in (slice(cut), slice(cut, None))
+    ]
+    got = jax.jit(layers.attend)(q, memories, 0.3)
     want = attend_slowly(q, k, v, visible, 0.3)
     tolerance = {'float32': 1e-5, 'bfloat16': 3e-2}[dtype]
     np.testing.assert_allclose(got.astype(np.float32), want, atol=tolerance)
@@ -82,7 +105,6 @@ class LayersTest(parameterized.TestCase):
     k, v = (normal(i, 1, 2, 6, 8).astype(dtype) for i in (1, 2))
     visible = jnp.arange(6)[None, None, :] < jnp.array([[[3], [4]]])
     poison = (1e30 * normal(3, 1, 2, 2, 8)).astype(dtype)
-    attend = jax.jit(layers.attend)
     want = attend(q, k, v, visible, 0.3)
     got = attend(
       q, k.at[:, :, 4:].set(poison), v.at[:, :, 4:].set(poison), visible, 0.3
@@ -91,7 +113,7 @@ class LayersTest(parameterized.TestCase):
 
   def test_a_row_that_sees_nothing_is_finite(self):
     q, k = normal(0, 1, 1, 2, 4), normal(1, 1, 1, 3, 4)
-    y = layers.attend(q, k, k, jnp.zeros((1, 1, 3), bool), 1.0)
+    y = attend(q, k, k, jnp.zeros((1, 1, 3), bool), 1.0)
     self.assertTrue(np.all(np.isfinite(y)))
 
   @parameterized.product(t=(1, 2, 5, 8, 128), b=(1, 2, 8))

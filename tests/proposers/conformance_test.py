@@ -7,31 +7,44 @@ import tests.setup_jax  # noqa: F401
 from specjax import testing
 from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
+from specjax.proposers.early_exit import EarlyExit
 from specjax.proposers.ngram import NGram
 from specjax.testing import loops, mutants
+from tests.models import tiny
 
 
 def toy():
-  """The model that all of them draft with and for."""
-  return loops.toy_pair(jax.random.key(0), vocab_size=3)[0]
+  """The model that all others draft with and for, and parameters of both."""
+  return loops.toy_pair(jax.random.key(0), vocab_size=3)
 
 
-# A new proposer joins by one line; parameters are those of `loops.toy_pair`.
+def transformer():
+  """Two layers; for what reads the inside of its target."""
+  model = tiny.model('qwen2', vocab_size=3)
+  return model, {'target': tiny.params_of(model), 'proposer': ()}
+
+
+# A new proposer joins by one line: what makes its target, what makes it.
 PROPOSERS_UNDER_TEST = (
-  ('none', lambda: Nothing()),
-  ('draft', lambda: DraftModel(model=toy(), num_draft_tokens=3)),
-  ('ngram', lambda: NGram(num_draft_tokens=3)),
+  ('none', toy, lambda model: Nothing()),
+  ('draft', toy, lambda model: DraftModel(model=model, num_draft_tokens=3)),
+  ('ngram', toy, lambda model: NGram(num_draft_tokens=3)),
+  (
+    'early_exit',
+    transformer,
+    lambda model: EarlyExit(model=model, exit_layer=1, num_draft_tokens=3),
+  ),
 )
 
 
 class ConformanceTest(parameterized.TestCase):
   @parameterized.named_parameters(*PROPOSERS_UNDER_TEST)
-  def test_proposer(self, make):
-    model, params = loops.toy_pair(jax.random.key(0), vocab_size=3)
-    testing.check_proposer(make(), model, params, jax.random.key(3))
+  def test_proposer(self, make_target, make):
+    model, params = make_target()
+    testing.check_proposer(make(model), model, params, jax.random.key(3))
 
   def test_a_false_report_does_not_conform(self):
-    model, params = loops.toy_pair(jax.random.key(0), vocab_size=3)
+    model, params = toy()
     honest = DraftModel(model=model, num_draft_tokens=1)
     false = mutants.FalseReport(honest, 'temperature')
     with self.assertRaisesRegex(AssertionError, 'draw from the law it reports'):
