@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from specjax import sampling as sampling_lib
@@ -15,6 +16,7 @@ from specjax.proposers.base import (
 from specjax.proposers.drafting import draw_chain
 from specjax.sampling import Sampling
 from specjax.shapes import Array, Key, Params
+from specjax.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
