@@ -277,16 +277,17 @@ def forecast_for(options: Options) -> dict[str, Any]:
     seconds = forecast.bound_seconds(pair, chip, options.quantize == 'int8')
     result['bound'] = forecast.speed(pair, seconds, options.acceptance)
     result['hbm_bytes'] = chip.hbm_bytes
+  is_too_large = chip is not None and size.total > chip.hbm_bytes
+  if is_too_large:
+    result['bytes_per_device']['total'] = size.total
+    result['problems'].append(_too_large(size.total, chip))
   if is_lowered:
     result['stablehlo_bytes'] = {}
     for name in programs.PROGRAMS:
       with common.Progress(f'lowering {name}'):
         num_bytes = programs.lower_only(name, pair, options.lower_only)
       result['stablehlo_bytes'][name] = num_bytes
-  elif chip is not None and size.total > chip.hbm_bytes:
-    result['bytes_per_device']['total'] = size.total
-    result['problems'].append(_too_large(size.total, chip))
-  else:
+  elif not is_too_large:
     _compile(options, topology, pair, result)
   return result
 
@@ -339,7 +340,10 @@ def _compile(
   if chip is not None:
     if total > chip.hbm_bytes:
       result['problems'].append(_too_large(total, chip))
-    result['xla'] = forecast.speed(pair, seconds, options.acceptance)
+    # XLA's seconds are known up to whole ones (`compile_program`).
+    bound = result['bound']
+    if max(bound['draft_seconds'], bound['verify_seconds']) < 0.5:
+      result['xla'] = forecast.speed(pair, seconds, options.acceptance)
 
 
 def _too_large(num_bytes: float, chip: chips.Chip) -> str:

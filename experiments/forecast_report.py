@@ -125,9 +125,9 @@ def row(options: 'Options', result: dict[str, Any]) -> tuple[str, ...]:
   of = f'{result["hbm_bytes"] / GIB:.2f}'
   bound = f'{result["bound"]["tokens_per_second"]:.0f}'
   if 'xla' not in result:
-    verdict = 'does not fit'
-    if 'total' in memory:
-      over = memory['total'] - result['hbm_bytes']
+    verdict = 'does not fit' if result['problems'] else 'no estimate'
+    over = memory.get('total', 0) - result['hbm_bytes']
+    if over > 0:
       verdict += f', by {over / GIB:.2f}'
     return (*cells, '', of, verdict, '', '', bound)
   xla = result['xla']

@@ -6,6 +6,7 @@ process dies, the others end with a sentence instead of waiting.
 """
 
 import contextlib
+import hashlib
 import os
 import re
 import shlex
@@ -16,7 +17,9 @@ import time
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 from absl import flags
+from jax.experimental import multihost_utils
 
 from experiments import common
 
@@ -121,6 +124,27 @@ def joined(
       raise
     jax.distributed.shutdown()
   _silence(lost)
+
+
+def check_same(what: object):
+  """Raises ValueError, everywhere, unless all processes have an equal value.
+
+  Processes that decode different prompts would write a mixture of texts.
+
+  Args:
+    what: anything whose `repr` says all of it.
+  """
+  if jax.process_count() == 1:
+    return
+  digest = hashlib.sha256(repr(what).encode()).digest()
+  own = np.frombuffer(digest, np.uint32)
+  everyones = multihost_utils.process_allgather(own)
+  others = np.flatnonzero(np.any(everyones != everyones[0], axis=1))
+  if len(others):
+    raise ValueError(
+      'all processes must have the same flags and prompts, '
+      f'process {others[0]} has others than process 0.'
+    )
 
 
 def leave(code: int):

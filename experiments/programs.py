@@ -245,7 +245,7 @@ def compile_program(name: str, pair: Pair, platform: str) -> Compiled:
   }
   if 'optimal_seconds' in cost:
     # XLA counts -1 for an operation it has no estimate of (reinterpreting
-    # bits, mostly); a step takes less than a second.
+    # bits, mostly), so whole seconds mean nothing.
     numbers['seconds'] = cost['optimal_seconds'] % 1
   return Compiled(
     numbers=numbers, collectives=hlo.collectives(compiled.as_text())

@@ -53,7 +53,8 @@ def define_device_flags(values: flags.FlagValues):
     'mesh',
     'data:1,model:1',
     'Devices: rows of the batch are split over data; heads, feed-forward width '
-    'and vocabulary over model. The text does not depend on it.',
+    'and vocabulary over model. In float32 the text does not depend on it; in '
+    'narrower types other sums round otherwise, and every mesh has its own.',
   )
   string(
     'draft_mesh',
@@ -309,7 +310,7 @@ class RunConfig:
       raise ValueError('--draft_quantize needs --draft.')
     if self.draft_mesh and not self.draft:
       raise ValueError('--draft_mesh needs --draft.')
-    self.mesh_shapes()
+    self._check_meshes()
     check_num_draft_tokens(self.num_draft_tokens)
     if self.proposer == 'ngram':
       self.make_ngram()
@@ -336,6 +337,19 @@ class RunConfig:
       raise ValueError('--system needs --chat.')
     if self.json_out is not None and self.is_first:
       common.check_writable(self.json_out)
+
+  def _check_meshes(self):
+    shapes = self.mesh_shapes()
+    for shape in shapes:
+      if self.batch_size % shape.data:
+        raise ValueError(
+          f'batch_size must be a multiple of {shape.data}, the size of the '
+          f'data axis, got {self.batch_size}.'
+        )
+    if self.fully_sharded and all(shape.data == 1 for shape in shapes):
+      raise ValueError(
+        f'--fully_sharded needs a data axis of at least 2, got {shapes[0]}.'
+      )
 
   def mesh_shapes(self) -> tuple[MeshShape, MeshShape]:
     """The meshes of target and draft."""

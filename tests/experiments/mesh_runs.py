@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / 'experiments' / 'generate.py'
@@ -29,9 +30,15 @@ def free_port() -> int:
 
 
 def start(
-  argv: list[str], num_processes: int, num_devices: int
+  argv: list[str],
+  num_processes: int,
+  num_devices: int,
+  own: Sequence[list[str]] | None = None,
 ) -> list[subprocess.Popen]:
-  """The processes, each with so many CPU devices; one runs alone."""
+  """The processes, each with so many CPU devices; one runs alone.
+
+  `own` has flags that each process has for itself.
+  """
   environment = {
     **os.environ,
     'JAX_PLATFORMS': 'cpu',
@@ -49,6 +56,7 @@ def start(
         sys.executable,
         str(PROGRAM),
         *argv,
+        *(own[i] if own else ()),
         *([*joining, f'--process_id={i}'] if num_processes > 1 else []),
       ],
       env=environment,

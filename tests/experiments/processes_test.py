@@ -87,6 +87,20 @@ class LostProcessTest(parameterized.TestCase):
     self.assertLess(time.monotonic() - seconds, 60)
 
 
+class SameTest(absltest.TestCase):
+  def test_processes_with_different_prompts_are_refused(self):
+    argv = ['--target=demo:target', '--mesh=model:2', '--max_new_tokens=4']
+    running = mesh_runs.start(argv, 2, 1, own=(['--prompt=a'], ['--prompt=b']))
+    for process in running:
+      out, err = process.communicate(timeout=100)
+      self.assertEqual((process.returncode, out), (2, ''), err)
+      self.assertIn(
+        'all processes must have the same flags and prompts, process 1 has '
+        'others than process 0.',
+        err,
+      )
+
+
 class LaunchTest(parameterized.TestCase):
   def test_the_first_process_speaks_for_all(self):
     with tempfile.TemporaryDirectory() as folder:
