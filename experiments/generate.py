@@ -112,8 +112,9 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
     raise ValueError(
       f'--stop_ids must be in 0..{size - 1}, got {max(config.stop_ids)}.'
     )
-  mine = dict(process_id=None, json_out=None)
-  processes.check_same((dataclasses.replace(config, **mine), rows))
+  first = None if config.process_id is None else 0
+  alike = dataclasses.replace(config, process_id=first, json_out=None)
+  processes.check_same((alike, rows))
   talks = [_Talk(config, target, row) for row in rows]
   decoder = Decoder(
     target=target.model,

@@ -123,7 +123,7 @@ class LaunchTest(parameterized.TestCase):
   @parameterized.parameters(
     (('2', '1', '--temprature=1'), 'unknown flag --temprature'),
     (
-      ('2', '1', '--mesh=data:2', '--target=x.gguf', '--prompt=a'),
+      ('2', '1', '--mesh=model:2', '--target=x.gguf', '--prompt=a'),
       "no such model 'x.gguf'",
     ),
     (
