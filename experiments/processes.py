@@ -205,6 +205,9 @@ def _join(
   timer = threading.Timer(JOIN_SECONDS, give_up)
   timer.daemon = True
   timer.start()
+  # Programs that run side by side on CPU devices may send in another order
+  # in each process, and then wait for each other for ever.
+  jax.config.update('jax_cpu_enable_async_dispatch', False)
   # It would catch SIGTERM, which is meant to end a process.
   jax.config.update('jax_enable_preemption_service', False)
   try:
