@@ -29,6 +29,8 @@ from experiments import common, device_parts, random_pair
 
 ROWS = (1, 2, 4, 6, 8, 16)  # Of a pass of the target.
 PARTS = ('certify', 'exactness', 'steps', 'generate')
+# Passes whose costs predict a speed-up: plain, verification, draft.
+_NEEDED = (('target', 1), ('target', device_parts.WIDTH), ('draft', 1))
 _STEPS_PER_GENERATION = 15  # In time, compilation included: a first guess.
 
 
@@ -118,6 +120,28 @@ def tasks(config: CheckConfig, steps: list[dict[str, Any]]) -> Iterator[Task]:
       target = random_pair.first_layers(target, num_layers)
     return random_pair.make_pair(target, jax.random.key(0))
 
+  def step(dtype: str, batch: int, name: str, t: int) -> Task:
+    return Task(
+      'steps',
+      f'{name}, {dtype}, batch {batch}, rows {t}',
+      lambda: device_parts.measure_step(pair(dtype), name, batch, t),
+    )
+
+  def speed(dtype: str, batch: int) -> Iterator[Task]:
+    """Tokens per second, and the step costs that predict them."""
+    for name, t in _NEEDED:
+      yield step(dtype, batch, name, t)
+    yield Task(
+      'generate',
+      f'{dtype}, batch {batch}',
+      lambda: device_parts.time_generation(
+        pair(dtype), batch, config.smallest, steps
+      ),
+    )
+
+  cells = list(itertools.product(config.dtypes, config.batch_sizes))
+  # A first look at the speed takes seconds, the certificate minutes.
+  yield from speed(*cells[0])
   yield Task('certify', 'quick', lambda: device_parts.certify(config.smallest))
   for dtype in config.dtypes:
     # Full widths, for these choose the kernels; few layers compile sooner.
@@ -128,24 +152,12 @@ def tasks(config: CheckConfig, steps: list[dict[str, Any]]) -> Iterator[Task]:
         pair(dtype, 4), config.smallest
       ),
     )
-  for dtype, batch in itertools.product(config.dtypes, config.batch_sizes):
-    cells = [('target', t) for t in config.rows]
-    needed = [('target', 1), ('target', device_parts.WIDTH), ('draft', 1)]
-    label = f'{dtype}, batch {batch}'
-    step = lambda name, t, dtype=dtype, batch=batch: Task(
-      'steps',
-      f'{name}, {dtype}, batch {batch}, rows {t}',
-      lambda: device_parts.measure_step(pair(dtype), name, batch, t),
-    )
-    yield from (step(*cell) for cell in needed)
-    yield Task(
-      'generate',
-      label,
-      lambda dtype=dtype, batch=batch: device_parts.time_generation(
-        pair(dtype), batch, config.smallest, steps
-      ),
-    )
-    yield from (step(*cell) for cell in cells if cell not in needed)
+  for cell in cells:
+    if cell != cells[0]:
+      yield from speed(*cell)
+    for t in config.rows:
+      if ('target', t) not in _NEEDED:
+        yield step(*cell, 'target', t)
 
 
 def check(config: CheckConfig) -> dict[str, Any]:
