@@ -41,9 +41,6 @@ class Given:
   num_draft_tokens: int
   target_features = ()
 
-  def init(self, params, target, tokens_BL, length_B, num_slots):
-    raise NotImplementedError('the state is given, not made')
-
   def propose(
     self, params, keys_BK, state, target, tokens_BL, length_B, sampling
   ):

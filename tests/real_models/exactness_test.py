@@ -16,18 +16,9 @@ from specjax.requests import Request, Result
 from specjax.sampling import SamplingOptions
 from specjax.tokenizers import check_same_vocabulary
 from specjax.verify import chain
+from tests.experiments.mesh_runs import PROMPTS
 from tests.real_models import files
 
-PROMPTS = (
-  'def fibonacci(n):\n',
-  'The capital of France is Paris. The capital of Italy is',
-  'Once upon a time',
-  '1, 2, 3, 4, 5, 6, 7, 8,',
-  'class Stack:\n  def push(self, item):\n',
-  'Dear Sir or Madam,',
-  'A B C A B C A B C A',
-  'import os\nimport sys\n\ndef main():\n',
-)
 SETTINGS = (
   SamplingOptions(),
   SamplingOptions(temperature=0.8, top_p=0.95),
