@@ -29,6 +29,7 @@ _CALLED = re.compile(
   r'|branch_computations|called_computations)='
   r'(?:\{([^}]*)\}|%?([\w.-]+))'
 )
+_OPERAND = re.compile(r'%([\w.-]+)')
 _OP_NAME = re.compile(r'metadata=\{[^}]*?op_name="([^"]*)"')
 _GROUPS = re.compile(
   r'replica_groups=(\{\{.*?\}\}|\{\}|\[[^\]]*\]|mesh\[[^\]]*\] \{[^}]*\})'
@@ -83,6 +84,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class _Instruction:
+  name: str
   opcode: str
   arrays: tuple[Array, ...]
   line: str
@@ -102,6 +104,45 @@ def collectives(text: str) -> list[Collective]:
   if entry is None:
     raise ValueError('HLO text must have an ENTRY computation, got none.')
   return list(_walk(computations, entry, ()))
+
+
+def beside_branches(text: str) -> list[tuple[str, str]]:
+  """Communication that no data orders before or after that of a branch or loop.
+
+  XLA:CPU orders the collectives of one computation, but not those inside a
+  branch against those beside it: devices then send in different orders, and
+  wait for each other for ever.
+
+  Args:
+    text: optimised HLO.
+
+  Returns:
+    Pairs of names: two conditionals or loops that communicate, or one such and
+    a collective.
+  """
+  computations, _ = _parse(text)
+  found = []
+  for instructions in computations.values():
+    before: dict[str, set[str]] = {}  # All that must have run, by name.
+    nested = {}
+    for instruction in instructions:
+      name, right = instruction.name, instruction.line.split(' = ', 1)[1]
+      operands = [x for x in _OPERAND.findall(right) if x in before]
+      before[name] = set(operands).union(*(before[x] for x in operands))
+      inside = [
+        c
+        for called in instruction.called
+        for c in _walk(computations, called, ())
+      ]
+      is_own = instruction.opcode.removesuffix('-start') in KINDS
+      if inside or (is_own and _num_participants(instruction.line) != 1):
+        found += [
+          (other, name)
+          for other, is_other_own in nested.items()
+          if other not in before[name] and not (is_own and is_other_own)
+        ]
+        nested[name] = is_own
+  return found
 
 
 def _walk(
@@ -191,4 +232,4 @@ def _instruction(line: str) -> _Instruction | None:
   for _, many, one in _CALLED.findall(line):
     names = many.split(',') if many else [one]
     called += [name.strip().removeprefix('%') for name in names]
-  return _Instruction(opcode[1], arrays, line, tuple(called))
+  return _Instruction(start[1], opcode[1], arrays, line, tuple(called))

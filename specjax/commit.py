@@ -150,7 +150,10 @@ def record(
 
 
 def _log_prob(logits_BNV: Array, tokens_BN: Array) -> Array:
-  """log-softmax of the raw logits at the tokens, float32 [B, N]."""
-  total_BN = jax.scipy.special.logsumexp(logits_BNV, axis=-1)
+  """log-softmax of the raw logits at the tokens, float32 [B, N].
+
+  Written as -log sum exp(x - x_token), so that the sum waits for the tokens: on
+  a mesh it may not run beside the branches in which they are decided.
+  """
   chosen_BN1 = jnp.take_along_axis(logits_BNV, tokens_BN[:, :, None], axis=-1)
-  return chosen_BN1[:, :, 0] - total_BN
+  return -jax.scipy.special.logsumexp(logits_BNV - chosen_BN1, axis=-1)

@@ -178,12 +178,10 @@ class Decoder:
     )
     logits_BNV = self.target.unembed(params['target'], hidden.last_BTD)
     # Drafts behind a law that is not finite are not there: whether one is
-    # judged depends on what stands before it alone. The broken law itself is
-    # blanked, so that a rule which looks at all rows is not bent by it.
-    is_finite_BN = jnp.all(jnp.isfinite(logits_BNV), axis=-1)
+    # judged depends on what stands before it alone.
+    logits_BNV, is_finite_BN = sampling_lib.blank_broken(logits_BNV)
     num_finite_B = commit.num_leading(is_finite_BN)
     num_draft_B = jnp.minimum(proposal.num_draft_B, num_finite_B)
-    logits_BNV = jnp.where(is_finite_BN[:, :, None], logits_BNV, 0.0)
     log_weights_BNV = self._target_law(state, sampling, proposal, logits_BNV)
     verdict, overlap_BK = self._verify(
       state, sampling, proposal, num_draft_B, log_weights_BNV

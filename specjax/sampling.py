@@ -279,6 +279,17 @@ def any_sampled(sampling: Sampling) -> Array:
   return jnp.any(~is_greedy(sampling.temperature_B))
 
 
+def blank_broken(logits_BTV: Array) -> tuple[Array, Array]:
+  """Zeros for laws that are not finite, and which are, bool [B, T].
+
+  So a broken law is nobody's: a rule or a filter that looks at all rows is not
+  bent by it. (And on a mesh, what is computed from the laws waits for the
+  check, which may not communicate beside a branch.)
+  """
+  is_finite_BT = jnp.all(jnp.isfinite(logits_BTV), axis=-1)
+  return jnp.where(is_finite_BT[:, :, None], logits_BTV, 0.0), is_finite_BT
+
+
 def transform(
   sampling: Sampling, logits_BTV: Array, counts: Counts | None = None
 ) -> Array:
@@ -349,7 +360,8 @@ def _filtered(sampling: Sampling, x_BTV: Array) -> Array:
   )
   # The best id has y = 0 and survives both filters, so min-p is one compare.
   y_BTV = jnp.where(y_BTV >= jnp.log(column(sampling.min_p_B)), y_BTV, -jnp.inf)
-  return jnp.where(is_greedy_B11, _one_hot_max(x_BTV), y_BTV)
+  # Of y, not of x: on a mesh nothing may be gathered beside the branches above.
+  return jnp.where(is_greedy_B11, _one_hot_max(y_BTV), y_BTV)
 
 
 def _ordered_bits(x: Array) -> Array:

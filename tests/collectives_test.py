@@ -42,8 +42,8 @@ def make_model(num_layers: int, num_kv_heads: int = 4):
 
 def compiled_step(
   target, draft, target_mesh: str, draft_mesh: str, rule: chain.Rule
-) -> list[hlo.Collective]:
-  """All communication in a step."""
+) -> str:
+  """A step's optimised program."""
   views = mesh.refine(mesh.parse_mesh(target_mesh), mesh.parse_mesh(draft_mesh))
   target, draft = (
     model
@@ -76,7 +76,12 @@ def compiled_step(
   sampling = jax.device_get(stack_options([options] * B, V))
   state = decode.init(decoder, params, requests)
   lowered = decode.step.lower(decoder, params, state, sampling)
-  return hlo.collectives(lowered.compile().as_text())
+  return lowered.compile().as_text()
+
+
+def collectives(*args) -> list[hlo.Collective]:
+  """All communication in a step."""
+  return hlo.collectives(compiled_step(*args))
 
 
 def size(collective: hlo.Collective) -> int:
@@ -88,7 +93,7 @@ class CollectivesTest(parameterized.TestCase):
   def test_a_verification_is_two_all_reduces_a_layer(self):
     counts = {}
     for num_layers in (1, 2):
-      found = compiled_step(
+      found = collectives(
         make_model(num_layers), None, 'model:8', 'model:8', chain.Block()
       )
       # Activations of all rows, or more; the others are a few numbers.
@@ -104,7 +109,7 @@ class CollectivesTest(parameterized.TestCase):
 
   @parameterized.parameters(('model:1', 0), ('model:2', 1 + 2))
   def test_the_draft_loop(self, draft_mesh, num_large):
-    found = compiled_step(
+    found = collectives(
       make_model(1), make_model(1, 2), 'model:8', draft_mesh, chain.Block()
     )
     # The only loop of a step that stands in no branch is that over drafts.
@@ -114,6 +119,13 @@ class CollectivesTest(parameterized.TestCase):
     if not num_large:
       self.assertEmpty(drafting)
     self.assertLess(max(map(size, found)), V)
+
+  @parameterized.parameters(chain.Rejection(), chain.Coupled(), chain.Block())
+  def test_nothing_communicates_beside_a_branch(self, rule):
+    text = compiled_step(
+      make_model(1), make_model(1), 'data:2,model:4', 'data:2,model:4', rule
+    )
+    self.assertEmpty(hlo.beside_branches(text))
 
 
 if __name__ == '__main__':

@@ -47,7 +47,9 @@ def draw_chain(
   """
 
   def draw(last_B1D, counts, key_B):
-    logits_B1V = model.unembed(params, last_B1D)
+    logits_B1V, is_finite_B1 = sampling_lib.blank_broken(
+      model.unembed(params, last_B1D)
+    )
     # Pinned, or the target's split of the laws would enter the draft loop.
     log_weights_B1V = constrain(
       sampling_lib.transform(sampling, logits_B1V, counts),
@@ -58,8 +60,7 @@ def draw_chain(
     )
     draft_B = sampling_lib.draw(log_weights_B1V[:, 0], key_B, sampling)
     draft_B = constrain(draft_B, model.placement, 'batch')
-    is_finite_B = jnp.all(jnp.isfinite(logits_B1V), axis=(1, 2))
-    return draft_B, log_weights_B1V[:, 0], is_finite_B
+    return draft_B, log_weights_B1V[:, 0], is_finite_B1[:, 0]
 
   def extend(carry, key_B):
     draft_B, counts, memory = carry

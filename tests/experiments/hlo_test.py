@@ -22,8 +22,8 @@ class CompiledTest(absltest.TestCase):
       (1, 8), ('one', 'x'), axis_types=(AxisType.Auto,) * 2
     )
 
-  def found(self, f, *specs):
-    """Collectives of f(x [4, 16], w [32, 16]), sharded so."""
+  def compiled(self, f, *specs) -> str:
+    """f(x [4, 16], w [32, 16]), sharded so."""
     shapes = ((4, 16), (32, 16))
     arguments = [
       jax.ShapeDtypeStruct(
@@ -34,7 +34,11 @@ class CompiledTest(absltest.TestCase):
     compiled = jax.jit(
       f, out_shardings=NamedSharding(self.mesh, PartitionSpec())
     )
-    return hlo.collectives(compiled.lower(*arguments).compile().as_text())
+    return compiled.lower(*arguments).compile().as_text()
+
+  def found(self, f, *specs):
+    """Its collectives."""
+    return hlo.collectives(self.compiled(f, *specs))
 
   def test_a_split_contraction_is_summed_once(self):
     split = PartitionSpec(None, 'x')
@@ -55,6 +59,24 @@ class CompiledTest(absltest.TestCase):
   def test_an_axis_of_one_device_needs_none(self):
     split = PartitionSpec(None, 'one')
     self.assertEmpty(self.found(lambda x, w: x @ w.T, split, split))
+
+  def test_what_runs_beside_a_branch_is_found(self):
+    split = PartitionSpec(None, 'x')
+
+    def branch(x):
+      return jax.lax.cond(x[0, 0] > 0, lambda y: y.sum(0), lambda y: y[0], x.T)
+
+    def beside(x, w):
+      return branch(x), w.max(1)
+
+    def behind(x, w):
+      y = branch(x)
+      return y, (w + y[0]).max(1)
+
+    for f, is_found in ((beside, True), (behind, False)):
+      with self.subTest(f.__name__):
+        pairs = hlo.beside_branches(self.compiled(f, split, split))
+        self.assertEqual(bool(pairs), is_found, pairs)
 
   def test_loops_and_branches_are_told_apart(self):
     def f(x, w):
