@@ -1,4 +1,4 @@
-"""Exact mode with int8 weights: the text of plain decoding, bit for bit."""
+"""Exact mode with int8 weights and caches: the text of plain decoding."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ ROWS = [
 
 
 @functools.cache
-def int8_model():
+def int8_model(cache_dtype):
   """A tiny model over the ids of `toy_loops`, and its parameters."""
   plain = tiny.model('llama')
   plain = dataclasses.replace(
@@ -45,7 +45,9 @@ def int8_model():
     ropes=plain.ropes[:1],
   )
   params = quantize.quantize_params(tiny.params_of(plain))
-  model = dataclasses.replace(plain, dtype='bfloat16', quantize='int8')
+  model = dataclasses.replace(
+    plain, dtype='bfloat16', quantize='int8', cache_dtype=cache_dtype
+  )
   declared = jax.tree.map(lambda spec: spec.dtype, model.param_specs())
   return model, jax.tree.map(lambda x, d: x.astype(d), params, declared)
 
@@ -60,8 +62,8 @@ def blurred(params):
   return {**params, 'layers': ({**layer, 'down': down},)}
 
 
-def run(proposer, proposer_params, *, width=None, **changes):
-  model, params = int8_model()
+def run(cache_dtype, proposer, proposer_params, *, width=None, **changes):
+  model, params = int8_model(cache_dtype)
   decoder = decode.Decoder(
     target=model,
     proposer=proposer,
@@ -75,20 +77,20 @@ def run(proposer, proposer_params, *, width=None, **changes):
 
 
 @functools.cache
-def plain_run():
-  return run(Nothing(), (), width=K + 1)
+def plain_run(cache_dtype):
+  return run(cache_dtype, Nothing(), (), width=K + 1)
 
 
 class Int8DecodeTest(parameterized.TestCase):
-  @parameterized.parameters('ngram', 'draft')
-  def test_text_equals_plain_decoding(self, name):
-    plain = plain_run()
+  @parameterized.product(name=('ngram', 'draft'), cache_dtype=(None, 'int8'))
+  def test_text_equals_plain_decoding(self, name, cache_dtype):
+    plain = plain_run(cache_dtype)
     if name == 'draft':
-      model, params = int8_model()
+      model, params = int8_model(cache_dtype)
       proposer = DraftModel(model=model, num_draft_tokens=K, prefill_chunk=4)
-      drafted = run(proposer, blurred(params))
+      drafted = run(cache_dtype, proposer, blurred(params))
     else:
-      drafted = run(NGram(num_draft_tokens=K), ())
+      drafted = run(cache_dtype, NGram(num_draft_tokens=K), ())
     for b in range(len(ROWS)):
       self.assertEqual(drafted.tokens(b), plain.tokens(b))
       self.assertLen(plain.tokens(b), 24)
@@ -100,12 +102,12 @@ class Int8DecodeTest(parameterized.TestCase):
     self.assertBetween(num_steps, 24 * len(ROWS) / (K + 1) + 1, 23 * len(ROWS))
 
   def test_a_row_that_is_not_finite_ends_with_an_error(self):
-    _, params = int8_model()
-    plain = plain_run()
+    _, params = int8_model(None)
+    plain = plain_run(None)
     embed = params['embed']
     # Token 8 is in the last prompt, and in none of the others.
     broken = embed._replace(scale_O=embed.scale_O.at[8].set(np.nan))
-    got = run(NGram(num_draft_tokens=K), (), embed=broken)
+    got = run(None, NGram(num_draft_tokens=K), (), embed=broken)
     for b, row in enumerate(ROWS):
       if 8 in row.prompt:
         self.assertEqual((got.tokens(b), got.reason(b)), ([], 'error'))

@@ -15,6 +15,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from specjax.models import slots as slots_lib
+from specjax.models.slots import Slots
 from specjax.shapes import Array, Key, Params
 from specjax.sharding import Placement, constrain
 
@@ -132,18 +134,18 @@ class KVCache:
   """Keys and values of every layer, each row with its own length.
 
   Attributes:
-    k: one [B, G, S, C] per layer: contiguous per head.
+    k: one `Slots` [B, G, S, C] per layer.
     v: the same.
     length_B: int32 [B], 0..S; what lies at or beyond it is not there.
   """
 
-  k: tuple[Array, ...]
-  v: tuple[Array, ...]
+  k: tuple[Slots, ...]
+  v: tuple[Slots, ...]
   length_B: Array
 
   @property
   def num_slots(self) -> int:
-    return self.k[0].shape[2]
+    return slots_lib.num_slots(self.k[0])
 
 
 def init_kv_cache(
@@ -156,12 +158,12 @@ def init_kv_cache(
   dtype: Any,
   placement: Placement | None = None,
 ) -> KVCache:
-  """An empty cache; slots start at zero because 0 x NaN is NaN."""
+  """An empty cache; `dtype` may be int8."""
   shape = (batch_size, num_kv_heads, num_slots, head_dim)
   # One array per layer and side: a shared zeros() could not be donated twice.
   cache = KVCache(
-    k=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-    v=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+    k=tuple(slots_lib.empty(shape, dtype) for _ in range(num_layers)),
+    v=tuple(slots_lib.empty(shape, dtype) for _ in range(num_layers)),
     length_B=jnp.zeros(batch_size, jnp.int32),
   )
   return pin_cache(cache, placement)
@@ -173,7 +175,7 @@ def pin_cache(cache: KVCache, placement: Placement | None) -> KVCache:
   Models pin it where it comes in and where it goes out. Inside a loop both are
   needed: a carry takes the layout of any use that is not pinned.
   """
-  pin = lambda x_BGSC: constrain(x_BGSC, placement, 'batch', 'kv_heads')
+  pin = lambda x: constrain(x, placement, 'batch', 'kv_heads')
   return KVCache(
     k=jax.tree.map(pin, cache.k),
     v=jax.tree.map(pin, cache.v),
@@ -196,20 +198,6 @@ def append_slots(
       offset_1T < num_tokens_B[:, None], slot_BT, cache.num_slots
     )
   return jnp.minimum(slot_BT, cache.num_slots)
-
-
-def write_slots(cache_BGSC: Array, new_BGTC: Array, slot_BT: Array) -> Array:
-  """Writes the new entries of one layer at each row's own slots."""
-
-  def write(cache_SC: Array, new_TC: Array, slot_T: Array) -> Array:
-    return cache_SC.at[slot_T].set(new_TC, mode='drop')
-
-  # Row and head as batch axes of the scatter, not as indices: a cache that is
-  # split over them is written where it lies.
-  write_heads = jax.vmap(write, in_axes=(0, 0, None))
-  return jax.vmap(write_heads)(
-    cache_BGSC, new_BGTC.astype(cache_BGSC.dtype), slot_BT
-  )
 
 
 def visible_slots(
@@ -317,14 +305,9 @@ def keep_kv(
   target_BM = start_B[:, None] + index_1M
   target_BM = jnp.where(index_1M < num_B[:, None], target_BM, cache.num_slots)
 
-  def move(cache_BGSC: Array) -> Array:
-    kept_BGMC = jnp.take_along_axis(
-      cache_BGSC, source_BM[:, None, :, None], axis=2
-    )
-    return write_slots(cache_BGSC, kept_BGMC, target_BM)
-
+  move = lambda slots: slots_lib.move(slots, source_BM, target_BM)
   cache = cache.replace(
-    k=jax.tree.map(move, cache.k), v=jax.tree.map(move, cache.v)
+    k=tuple(map(move, cache.k)), v=tuple(map(move, cache.v))
   )
   return pin_cache(cache, placement)
 

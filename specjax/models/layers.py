@@ -1,7 +1,4 @@
-"""The operations of a transformer block: lookup, product, norm, attention."""
-
-from collections.abc import Sequence
-from typing import NamedTuple
+"""The operations of a transformer block: lookup, product, norm."""
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +6,6 @@ from jax import lax
 
 from specjax.models import quantize
 from specjax.shapes import Array
-
-# What a masked score becomes: finite, so that a row that sees nothing (a
-# dropped token beyond the last slot) stays finite too.
-MASKED_SCORE = -1e30
 
 
 def _gelu_tanh(x: Array) -> Array:
@@ -22,7 +15,7 @@ def _gelu_tanh(x: Array) -> Array:
 ACTIVATIONS = {'silu': jax.nn.silu, 'gelu_pytorch_tanh': _gelu_tanh}
 
 
-def _product(
+def product(
   x: Array,
   weight: Array,
   dimension_numbers: lax.DotDimensionNumbers,
@@ -91,14 +84,14 @@ def dense(
   dimensions = (((2,), (1,)), ((), ()))
   if isinstance(weight_OI, quantize.Int8Weight):
     int8_BTI, scale_BT = quantize.quantize(x_BTI)
-    sum_BTO = _product(
+    sum_BTO = product(
       int8_BTI, weight_OI.int8_OI, dimensions, num_rows=b * t, dtype=jnp.int32
     )
     # In this order nothing overflows that a float product would not.
     y_BTO = sum_BTO.astype(jnp.float32) * weight_OI.scale_O[None, None, :]
     y_BTO = y_BTO * scale_BT[:, :, None]
   else:
-    y_BTO = _product(x_BTI, weight_OI, dimensions, num_rows=b * t)
+    y_BTO = product(x_BTI, weight_OI, dimensions, num_rows=b * t)
   if bias_O is not None:
     y_BTO = y_BTO + bias_O.astype(jnp.float32)[None, None, :]
   return y_BTO.astype(dtype or x_BTI.dtype)
@@ -122,76 +115,3 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
   mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
   scale = scale.reshape((1,) * (x.ndim - 1) + scale.shape)
   return (wide * lax.rsqrt(mean_square + eps) * scale).astype(x.dtype)
-
-
-def scores(q_BGMC: Array, k_BGSC: Array) -> Array:
-  """Queries times keys, float32 [B, G, M, S]."""
-  dimensions = (((3,), (3,)), ((0, 1), (0, 1)))
-  return _product(q_BGMC, k_BGSC, dimensions, num_rows=q_BGMC.shape[2])
-
-
-def mixture(weight_BGMS: Array, v_BGSC: Array) -> Array:
-  """Weights times values, float32 [B, G, M, C]."""
-  dimensions = (((3,), (2,)), ((0, 1), (0, 1)))
-  return _product(
-    weight_BGMS, v_BGSC, dimensions, num_rows=weight_BGMS.shape[2]
-  )
-
-
-class Memory(NamedTuple):
-  """Keys and values of one cache, and who may see them.
-
-  Attributes:
-    k_BGSC: [B, G, S, C].
-    v_BGSC: the same.
-    visible_BTS: bool [B, T, S].
-  """
-
-  k_BGSC: Array
-  v_BGSC: Array
-  visible_BTS: Array
-
-
-def attend(q_BTHC: Array, memories: Sequence[Memory], scale: float) -> Array:
-  """Grouped-query attention of new tokens over caches, as if they were one.
-
-  Query head h reads key-value head h // (H / G). Scores and softmax are
-  float32; a slot that is not visible has weight exactly 0, so whatever finite
-  value lies in it adds nothing. Scores are put side by side, never caches.
-
-  Args:
-    q_BTHC: [B, T, H, C], the dtype of the caches.
-    memories: one or more, each with slots S of its own.
-    scale: multiplies the scores.
-
-  Returns:
-    [B, T, H * C], the dtype of the queries.
-  """
-  b, t, h, c = q_BTHC.shape
-  g = memories[0].k_BGSC.shape[1]
-  r = h // g
-  # The queries that share a key-value head become the rows M of one product.
-  q_BGRTC = q_BTHC.reshape(b, t, g, r, c).transpose(0, 2, 3, 1, 4)
-  q_BGMC = q_BGRTC.reshape(b, g, r * t, c)
-
-  def masked_scores(memory: Memory) -> Array:
-    score_BGMS = scores(q_BGMC, memory.k_BGSC)
-    s = score_BGMS.shape[3]
-    return jnp.where(
-      memory.visible_BTS[:, None, None, :, :],
-      score_BGMS.reshape(b, g, r, t, s) * scale,
-      MASKED_SCORE,
-    )
-
-  score_BGRTS = jnp.concatenate([masked_scores(m) for m in memories], axis=-1)
-  weight_BGRTS = jax.nn.softmax(score_BGRTS, axis=-1).astype(q_BTHC.dtype)
-  y_BGMC, start = None, 0
-  for memory in memories:
-    s = memory.k_BGSC.shape[2]
-    own_BGRTS = weight_BGRTS[..., start : start + s]
-    part_BGMC = mixture(own_BGRTS.reshape(b, g, r * t, s), memory.v_BGSC)
-    y_BGMC = part_BGMC if y_BGMC is None else y_BGMC + part_BGMC
-    start += s
-  y_BGRTC = y_BGMC.reshape(b, g, r, t, c)
-  y_BTHC = y_BGRTC.transpose(0, 3, 1, 2, 4).reshape(b, t, h * c)
-  return y_BTHC.astype(q_BTHC.dtype)

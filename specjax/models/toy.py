@@ -11,7 +11,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax import sharding
-from specjax.models import base
+from specjax.models import base, slots
 from specjax.shapes import Array, Key, Params
 from specjax.sharding import Placement, constrain
 
@@ -98,10 +98,8 @@ class ToyModel:
     positions_BT = base.new_positions(cache, num_new, positions_BT)
     slot_BT = base.append_slots(cache, num_new, num_tokens_B)
     tokens_BT = jnp.clip(tokens_BT, 0, self.vocab_size - 1)
-    k_B1S1 = base.write_slots(cache.k[0], tokens_BT[:, None, :, None], slot_BT)
-    v_B1S1 = base.write_slots(
-      cache.v[0], positions_BT[:, None, :, None], slot_BT
-    )
+    k_B1S1 = slots.write(cache.k[0], tokens_BT[:, None, :, None], slot_BT)
+    v_B1S1 = slots.write(cache.v[0], positions_BT[:, None, :, None], slot_BT)
     visible_BTS = base.visible_slots(
       cache.length_B, cache.num_slots, positions_BT, mask_BTT, self.window
     )

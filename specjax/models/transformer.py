@@ -12,14 +12,25 @@ dicts and tuples that `param_specs` declares.
 import dataclasses
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 
 from specjax import sharding
-from specjax.models import base, layers, quantize, rope, transformer_specs
+from specjax.models import (
+  attention,
+  base,
+  layers,
+  quantize,
+  rope,
+  slots,
+  transformer_specs,
+)
+from specjax.models.attention import Memory
 from specjax.shapes import Array, Key, Params, check_shape
 from specjax.sharding import Placement, constrain
 
 DTYPES = ('float32', 'bfloat16')
+CACHE_DTYPES = (*DTYPES, 'int8')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,8 +60,11 @@ class Transformer:
     embed_scale: multiplies embeddings, rounded to the dtype first; None is 1.
     tied: the output head is the embedding.
     logit_softcap: logits become cap * tanh(logits / cap); None leaves them.
-    dtype: of weights, activations and cache, 'float32' or 'bfloat16'; norms
-      are computed, and their scales stored, in float32.
+    dtype: of weights and activations, 'float32' or 'bfloat16'; norms are
+      computed, and their scales stored, in float32.
+    cache_dtype: of keys and values, 'float32', 'bfloat16' or 'int8' (rounded
+      with a scale per slot and head). None is `dtype`, except on a CPU, where
+      it is 'float32': narrow floats are written by a copy of the whole cache.
     quantize: 'int8' if every matrix is a `quantize.Int8Weight`, else 'none'.
     placement: where it lies; None is one device.
   """
@@ -77,6 +91,7 @@ class Transformer:
   tied: bool = False
   logit_softcap: float | None = None
   dtype: str = 'bfloat16'
+  cache_dtype: str | None = None
   quantize: str = 'none'
   placement: Placement | None = None
 
@@ -121,6 +136,11 @@ class Transformer:
       raise ValueError(
         f'dtype must be one of {", ".join(DTYPES)}, got {self.dtype!r}.'
       )
+    if self.cache_dtype not in (None, *CACHE_DTYPES):
+      raise ValueError(
+        f'cache_dtype must be one of {", ".join(CACHE_DTYPES)}, '
+        f'got {self.cache_dtype!r}.'
+      )
     quantize.check_scheme('quantize', self.quantize)
 
   @property
@@ -153,9 +173,18 @@ class Transformer:
       num_kv_heads=self.num_kv_heads,
       num_slots=num_slots,
       head_dim=self.head_dim,
-      dtype=self.dtype,
+      dtype=self._cache_dtype(),
       placement=self.placement,
     )
+
+  def _cache_dtype(self) -> str:
+    if self.cache_dtype is not None:
+      return self.cache_dtype
+    if self.placement is None:
+      platform = jax.default_backend()
+    else:
+      platform = self.placement.mesh.devices.flat[0].platform
+    return 'float32' if platform == 'cpu' else self.dtype
 
   def apply(
     self,
@@ -192,15 +221,20 @@ class Transformer:
         cache.length_B, cache.num_slots, positions_BT, mask_BTT, window
       )
     )
+    length_B = base.advance(cache, num_new, num_tokens_B)
     streams, ks, vs = self._blocks(
-      params, tokens_BT, cache, positions_BT, slot_BT, visible
+      params,
+      tokens_BT,
+      cache,
+      positions_BT,
+      slot_BT,
+      visible,
+      jnp.max(length_B),
     )
     features_BTE = None
     if capture:
       features_BTE = jnp.concatenate([streams[i] for i in capture], axis=-1)
-    cache = cache.replace(
-      k=ks, v=vs, length_B=base.advance(cache, num_new, num_tokens_B)
-    )
+    cache = cache.replace(k=ks, v=vs, length_B=length_B)
     return base.Hidden(streams[-1], features_BTE), base.pin_cache(
       cache, self.placement
     )
@@ -246,6 +280,8 @@ class Transformer:
         side.length_B, side.num_slots, offset_BT, None, window
       )
     )
+    length_B = base.advance(side, num_new, None)
+    num_earlier = jnp.max(cache.length_B)
     streams, ks, vs = self._blocks(
       params,
       tokens_BT,
@@ -253,12 +289,13 @@ class Transformer:
       positions_BT,
       base.append_slots(side, num_new, None),
       visible,
+      jnp.max(length_B),
       [
-        (layers.Memory(k_BGSC, v_BGSC, earlier[window]),)
-        for k_BGSC, v_BGSC, window in zip(cache.k, cache.v, self.windows)
+        (Memory(k, v, earlier[window], num_earlier),)
+        for k, v, window in zip(cache.k, cache.v, self.windows)
       ],
     )
-    side = side.replace(k=ks, v=vs, length_B=base.advance(side, num_new, None))
+    side = side.replace(k=ks, v=vs, length_B=length_B)
     return base.Hidden(streams[-1]), base.pin_cache(side, self.placement)
 
   def _masks(self, make: Callable[[int | None], Array]) -> dict:
@@ -266,8 +303,16 @@ class Transformer:
     return {window: make(window) for window in dict.fromkeys(self.windows)}
 
   def _blocks(
-    self, params, tokens_BT, cache, positions_BT, slot_BT, visible, past=None
-  ) -> tuple[list[Array], tuple[Array, ...], tuple[Array, ...]]:
+    self,
+    params,
+    tokens_BT,
+    cache,
+    positions_BT,
+    slot_BT,
+    visible,
+    num_used,
+    past=None,
+  ) -> tuple[list[Array], tuple[slots.Slots, ...], tuple[slots.Slots, ...]]:
     """All layers: the residual streams, and the keys and values they leave.
 
     `past` has, per layer, the memories that are read beside the cache's.
@@ -280,21 +325,20 @@ class Transformer:
     streams = [x_BTD]
     ks, vs = [], []
     for i, layer_params in enumerate(params['layers']):
-      attn_BTD, k_BGSC, v_BGSC = self._attention(
+      own = Memory(cache.k[i], cache.v[i], visible[self.windows[i]], num_used)
+      attn_BTD, own = self._attention(
         layer_params,
         x_BTD,
-        cache.k[i],
-        cache.v[i],
+        own,
         slot_BT,
-        visible[self.windows[i]],
         angles[self.ropes[i]],
         past[i] if past else (),
       )
       x_BTD = self._pin(x_BTD + attn_BTD, 'batch')
       ffn_BTD = self._feed_forward(layer_params, x_BTD)
       x_BTD = self._pin(x_BTD + ffn_BTD, 'batch')
-      ks.append(k_BGSC)
-      vs.append(v_BGSC)
+      ks.append(own.k)
+      vs.append(own.v)
       streams.append(x_BTD)
     return streams, tuple(ks), tuple(vs)
 
@@ -309,9 +353,9 @@ class Transformer:
     return self._pin(x_BTD, 'batch')
 
   def _attention(
-    self, params, x_BTD, k_BGSC, v_BGSC, slot_BT, visible_BTS, angles, past
-  ) -> tuple[Array, Array, Array]:
-    """The block's first half: what it adds, and the layer's new cache."""
+    self, params, x_BTD: Array, own: Memory, slot_BT: Array, angles, past
+  ) -> tuple[Array, Memory]:
+    """The block's first half: what it adds, and the memory with its entries."""
     b, t, _ = x_BTD.shape
     x_BTD = layers.rms_norm(x_BTD, params['attn_norm'], self.norm_eps)
 
@@ -327,14 +371,17 @@ class Transformer:
       q_BTHC = layers.rms_norm(q_BTHC, params['q_norm'], self.norm_eps)
       k_BTGC = layers.rms_norm(k_BTGC, params['k_norm'], self.norm_eps)
     q_BTHC, k_BTGC = rope.rotate(q_BTHC, *angles), rope.rotate(k_BTGC, *angles)
-    k_BGSC = base.write_slots(k_BGSC, k_BTGC.transpose(0, 2, 1, 3), slot_BT)
-    v_BGSC = base.write_slots(v_BGSC, v_BTGC.transpose(0, 2, 1, 3), slot_BT)
-    own = layers.Memory(k_BGSC, v_BGSC, visible_BTS)
-    y = layers.attend(q_BTHC, (*past, own), self.score_scale)
+    own = own._replace(
+      k=slots.write(own.k, k_BTGC.transpose(0, 2, 1, 3), slot_BT),
+      v=slots.write(own.v, v_BTGC.transpose(0, 2, 1, 3), slot_BT),
+    )
+    y = attention.attend(
+      q_BTHC, (*past, own), self.score_scale, by_block=self.placement is None
+    )
     y_BTD = layers.dense(y, params['o'], params.get('o_bias'))
     if self.post_norms:
       y_BTD = layers.rms_norm(y_BTD, params['post_attn_norm'], self.norm_eps)
-    return y_BTD, k_BGSC, v_BGSC
+    return y_BTD, own
 
   def _feed_forward(self, params, x_BTD: Array) -> Array:
     """The block's second half: what it adds."""

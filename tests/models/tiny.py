@@ -1,5 +1,6 @@
 """Tiny models, one for each property that families differ in."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -66,8 +67,10 @@ def model(
   dtype: str = 'float32',
   vocab_size: int | None = None,
   quantize: str = 'none',
+  cache_dtype: str | None = None,
 ) -> transformer.Transformer:
-  return model_config.config_from_hf(CONFIGS[name], vocab_size, dtype, quantize)
+  made = model_config.config_from_hf(CONFIGS[name], vocab_size, dtype, quantize)
+  return dataclasses.replace(made, cache_dtype=cache_dtype)
 
 
 def params_of(model: transformer.Transformer, seed: int = 0) -> Params:

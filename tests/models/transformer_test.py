@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
+from specjax.models import attention, base
 from tests.models import tiny
 
 TOKENS_BT = np.arange(12, dtype=np.int32).reshape(2, 6)
@@ -118,7 +120,50 @@ class TransformerTest(parameterized.TestCase):
     )
     got = tiny.logits_of(narrow, params)
     self.assertLess(np.max(np.abs(got - want)), 0.05 * np.max(np.abs(want)))
-    self.assertEqual(narrow.init_cache(1, 2, 0).k[0].dtype, jnp.bfloat16)
+
+  def test_the_cache_has_the_dtype_asked_for(self):
+    model = tiny.model('llama', 'bfloat16')
+    for asked, got in (
+      (None, jnp.float32),  # On a CPU.
+      ('bfloat16', jnp.bfloat16),
+      ('int8', jnp.int8),
+    ):
+      cache = dataclasses.replace(model, cache_dtype=asked).init_cache(1, 2, 0)
+      self.assertEqual(jax.tree.leaves(cache.k[0])[0].dtype, got)
+    with self.assertRaisesRegex(ValueError, "cache_dtype must .*, got 'int4'"):
+      dataclasses.replace(model, cache_dtype='int4')
+
+  @parameterized.parameters('gemma3', 'mistral')
+  def test_a_buffer_of_many_blocks(self, name):
+    # Windows of these models are far shorter than the text.
+    model = tiny.model(name)
+    model = dataclasses.replace(model, context_length=2048)
+    params = tiny.params_of(model)
+    tokens_BT = np.random.default_rng(0).integers(0, 32, (2, 560))
+    num_B = jnp.array([560, 300], jnp.int32)
+    logits = {}
+    for num_slots in (560, 1000):
+      cache = base.prefill(
+        model,
+        params,
+        model.init_cache(2, num_slots, 0),
+        jnp.asarray(tokens_BT, jnp.int32),
+        num_B - 1,
+        chunk=100,
+      )
+      last_B1 = tokens_BT[jnp.arange(2), num_B - 1][:, None]
+      hidden, _ = step(model, params, jnp.asarray(last_B1), cache)
+      logits[num_slots] = model.unembed(params, hidden.last_BTD)
+    np.testing.assert_allclose(logits[560], logits[1000], atol=1e-5)
+    # The same text in one pass, all slots at once.
+    placed = functools.partial(attention.attend, by_block=False)
+    with mock.patch.object(attention, 'attend', lambda *a, **_: placed(*a)):
+      hidden, _ = model.apply(
+        params, jnp.asarray(tokens_BT, jnp.int32), model.init_cache(2, 560, 0)
+      )
+    last_B1D = hidden.last_BTD[jnp.arange(2), num_B - 1][:, None]
+    want = model.unembed(params, last_B1D)
+    np.testing.assert_allclose(logits[560], want, atol=1e-4)
 
   def test_padded_rows_matter_to_nothing(self):
     model = tiny.model('llama_tied_biased', vocab_size=37)
