@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.kernels import products as kernels
 from specjax.models import quantize
 from specjax.shapes import Array
 
@@ -13,6 +14,12 @@ def _gelu_tanh(x: Array) -> Array:
 
 
 ACTIVATIONS = {'silu': jax.nn.silu, 'gelu_pytorch_tanh': _gelu_tanh}
+
+
+_KERNELS = {
+  'int8': kernels.int8_product,
+  'bfloat16': kernels.bfloat16_product,
+}
 
 
 def product(
@@ -65,6 +72,7 @@ def dense(
   bias_O: Array | None = None,
   *,
   dtype: jnp.dtype | str | None = None,
+  is_local: bool = False,
 ) -> Array:
   """`x @ weight.T + bias`, summed in float32.
 
@@ -76,25 +84,40 @@ def dense(
     weight_OI: [O, I]; both last axes are contracted.
     bias_O: [O] or None.
     dtype: of the result; None is the dtype of `x_BTI`.
+    is_local: nothing is split over devices, and so narrow products may run in
+      `specjax.kernels`, which compilers cannot split.
 
   Returns:
     [B, T, O].
   """
-  b, t, _ = x_BTI.shape
-  dimensions = (((2,), (1,)), ((), ()))
   if isinstance(weight_OI, quantize.Int8Weight):
     int8_BTI, scale_BT = quantize.quantize(x_BTI)
-    sum_BTO = product(
-      int8_BTI, weight_OI.int8_OI, dimensions, num_rows=b * t, dtype=jnp.int32
-    )
+    sum_BTO = _matrix_product(int8_BTI, weight_OI.int8_OI, is_local)
     # In this order nothing overflows that a float product would not.
     y_BTO = sum_BTO.astype(jnp.float32) * weight_OI.scale_O[None, None, :]
     y_BTO = y_BTO * scale_BT[:, :, None]
   else:
-    y_BTO = product(x_BTI, weight_OI, dimensions, num_rows=b * t)
+    y_BTO = _matrix_product(x_BTI, weight_OI, is_local)
   if bias_O is not None:
     y_BTO = y_BTO + bias_O.astype(jnp.float32)[None, None, :]
   return y_BTO.astype(dtype or x_BTI.dtype)
+
+
+def _matrix_product(x_BTI: Array, weight_OI: Array, is_local: bool) -> Array:
+  """Both last axes contracted: int32 of int8, else float32."""
+  b, t, i = x_BTI.shape
+  kernel = _KERNELS.get(jnp.promote_types(x_BTI.dtype, weight_OI.dtype).name)
+  if kernel is not None and is_local and kernels.is_available():
+    y_MO = kernel(x_BTI.reshape(b * t, i), weight_OI)
+    return y_MO.reshape(b, t, -1)
+  is_int8 = weight_OI.dtype == jnp.int8
+  return product(
+    x_BTI,
+    weight_OI,
+    (((2,), (1,)), ((), ())),
+    num_rows=b * t,
+    dtype=jnp.int32 if is_int8 else jnp.float32,
+  )
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:

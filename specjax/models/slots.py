@@ -64,6 +64,13 @@ def move(slots: Slots, source_BM: Array, target_BM: Array) -> Slots:
 
 
 def _write(cache_BGS: Array, new_BGT: Array, slot_BT: Array) -> Array:
+  if slot_BT.shape[1] == 1:
+    # A scatter of one entry becomes a guarded slice update, which reads what it
+    # overwrites and so copies the cache. A second one, dropped, prevents that.
+    widths = [(0, int(axis == 2)) for axis in range(new_BGT.ndim)]
+    new_BGT = jnp.pad(new_BGT, widths)
+    slot_BT = jnp.pad(slot_BT, ((0, 0), (0, 1)), constant_values=2**31 - 1)
+
   def write_one(cache_S: Array, new_T: Array, slot_T: Array) -> Array:
     return cache_S.at[slot_T].set(new_T, mode='drop')
 

@@ -67,6 +67,7 @@ class Transformer:
       it is 'float32': narrow floats are written by a copy of the whole cache.
     quantize: 'int8' if every matrix is a `quantize.Int8Weight`, else 'none'.
     placement: where it lies; None is one device.
+    is_fused: q, k, v and gate, up are one matrix each (`fused.fuse`).
   """
 
   vocab_size: int
@@ -94,6 +95,7 @@ class Transformer:
   cache_dtype: str | None = None
   quantize: str = 'none'
   placement: Placement | None = None
+  is_fused: bool = False
 
   def __post_init__(self):
     for name in (
@@ -352,6 +354,15 @@ class Transformer:
       x_BTD = x_BTD * jnp.asarray(self.embed_scale, x_BTD.dtype)
     return self._pin(x_BTD, 'batch')
 
+  def _dense(self, params, name: str, x_BTI: Array, dtype=None) -> Array:
+    return layers.dense(
+      x_BTI,
+      params[name],
+      params.get(f'{name}_bias'),
+      dtype=dtype,
+      is_local=self.placement is None,
+    )
+
   def _attention(
     self, params, x_BTD: Array, own: Memory, slot_BT: Array, angles, past
   ) -> tuple[Array, Memory]:
@@ -359,14 +370,16 @@ class Transformer:
     b, t, _ = x_BTD.shape
     x_BTD = layers.rms_norm(x_BTD, params['attn_norm'], self.norm_eps)
 
-    def heads(name: str, axis: str, num: int) -> Array:
-      y = layers.dense(x_BTD, params[name], params.get(f'{name}_bias'))
-      y = y.reshape(b, t, num, self.head_dim)
-      return self._pin(y, 'batch', None, axis)
-
-    q_BTHC = heads('q', 'heads', self.num_heads)
-    k_BTGC = heads('k', 'kv_heads', self.num_kv_heads)
-    v_BTGC = heads('v', 'kv_heads', self.num_kv_heads)
+    if self.is_fused:
+      h, g, c = self.num_heads, self.num_kv_heads, self.head_dim
+      qkv_BTO = self._dense(params, 'qkv', x_BTD)
+      qkv = jnp.split(qkv_BTO, (h * c, (h + g) * c), axis=-1)
+    else:
+      qkv = [self._dense(params, name, x_BTD) for name in 'qkv']
+    q_BTHC, k_BTGC, v_BTGC = (
+      self._pin(y.reshape(b, t, -1, self.head_dim), 'batch', None, axis)
+      for y, axis in zip(qkv, ('heads', 'kv_heads', 'kv_heads'))
+    )
     if self.qk_norm:
       q_BTHC = layers.rms_norm(q_BTHC, params['q_norm'], self.norm_eps)
       k_BTGC = layers.rms_norm(k_BTGC, params['k_norm'], self.norm_eps)
@@ -378,7 +391,7 @@ class Transformer:
     y = attention.attend(
       q_BTHC, (*past, own), self.score_scale, by_block=self.placement is None
     )
-    y_BTD = layers.dense(y, params['o'], params.get('o_bias'))
+    y_BTD = self._dense(params, 'o', y)
     if self.post_norms:
       y_BTD = layers.rms_norm(y_BTD, params['post_attn_norm'], self.norm_eps)
     return y_BTD, own
@@ -387,15 +400,17 @@ class Transformer:
     """The block's second half: what it adds."""
     x_BTD = layers.rms_norm(x_BTD, params['ffn_norm'], self.norm_eps)
     act = layers.ACTIVATIONS[self.activation]
-    gate_BTF = layers.dense(
-      x_BTD, params['gate'], params.get('gate_bias'), dtype=jnp.float32
-    )
-    up_BTF = layers.dense(
-      x_BTD, params['up'], params.get('up_bias'), dtype=jnp.float32
-    )
+    if self.is_fused:
+      both_BTF = self._dense(params, 'gate_up', x_BTD, dtype=jnp.float32)
+      gate_BTF, up_BTF = jnp.split(both_BTF, 2, axis=-1)
+    else:
+      gate_BTF, up_BTF = (
+        self._dense(params, name, x_BTD, dtype=jnp.float32)
+        for name in ('gate', 'up')
+      )
     y_BTF = (act(gate_BTF) * up_BTF).astype(x_BTD.dtype)
     y_BTF = self._pin(y_BTF, 'batch', None, 'ffn')
-    y_BTD = layers.dense(y_BTF, params['down'], params.get('down_bias'))
+    y_BTD = self._dense(params, 'down', y_BTF)
     if self.post_norms:
       y_BTD = layers.rms_norm(y_BTD, params['post_ffn_norm'], self.norm_eps)
     return y_BTD
@@ -407,8 +422,8 @@ class Transformer:
   def unembed(self, params: Params, last_BTD: Array) -> Array:
     """float32 logits [B, T, vocab_size]; includes the final norm."""
     normed_BTD = self.final_norm(params, last_BTD)
-    head_VD = params['embed'] if self.tied else params['head']
-    logits_BTV = layers.dense(normed_BTD, head_VD, dtype=jnp.float32)
+    head = 'embed' if self.tied else 'head'
+    logits_BTV = self._dense(params, head, normed_BTD, dtype=jnp.float32)
     # Rows beyond the true ids exist to round the size; they name no token.
     logits_BTV = logits_BTV[:, :, : self.vocab_size]
     if self.logit_softcap is not None:

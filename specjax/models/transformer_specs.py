@@ -1,9 +1,10 @@
 """The parameters of a transformer: shapes, axes, and how they come apart."""
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from specjax import sharding
-from specjax.models import quantize
+from specjax.models import fused, quantize
 from specjax.shapes import Params
 
 if TYPE_CHECKING:
@@ -89,4 +90,15 @@ def _layer_specs(model: 'Transformer') -> dict[str, sharding.ParamSpec]:
   if model.post_norms:
     specs['post_attn_norm'] = _scale('norm', d)
     specs['post_ffn_norm'] = _scale('norm', d)
-  return specs
+  return fused.join(specs, _stacked) if model.is_fused else specs
+
+
+def _stacked(specs: list[sharding.ParamSpec]) -> sharding.ParamSpec:
+  """One under the other; fused matrices are never split."""
+  rows = sum(spec.shape[0] for spec in specs)
+  return dataclasses.replace(
+    specs[0],
+    shape=(rows, *specs[0].shape[1:]),
+    logical_axes=(None, *specs[0].logical_axes[1:]),
+    units=None,
+  )

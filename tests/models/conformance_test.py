@@ -25,6 +25,7 @@ MODELS_UNDER_TEST = (
   # Two roundings to eight bits that fall differently, a few times over.
   ('bfloat16', lambda: tiny.model('gemma3', 'bfloat16'), 5e-2),
   ('int8', lambda: tiny.model('gemma3', quantize='int8'), 5e-2),
+  ('fused', lambda: tiny.model('qwen2', is_fused=True), 1e-5),
   ('int8_cache', lambda: tiny.model('gemma3', cache_dtype='int8'), 1e-4),
 )
 

@@ -67,10 +67,10 @@ def model(
   dtype: str = 'float32',
   vocab_size: int | None = None,
   quantize: str = 'none',
-  cache_dtype: str | None = None,
+  **changes,
 ) -> transformer.Transformer:
   made = model_config.config_from_hf(CONFIGS[name], vocab_size, dtype, quantize)
-  return dataclasses.replace(made, cache_dtype=cache_dtype)
+  return dataclasses.replace(made, **changes)
 
 
 def params_of(model: transformer.Transformer, seed: int = 0) -> Params:
