@@ -22,7 +22,6 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -51,6 +50,7 @@ struct Int8 {
   using Wide = int16_t;
   using Sum = int32_t;
   static constexpr int64_t kPiece = 2048;
+  static constexpr int kParts = 1;  // Vectors that a step of a row fills.
 };
 
 struct Bfloat16 {
@@ -58,6 +58,7 @@ struct Bfloat16 {
   using Wide = float;
   using Sum = float;
   static constexpr int64_t kPiece = 1024;
+  static constexpr int kParts = 2;
 };
 
 template <typename T>
@@ -167,96 +168,105 @@ void RunPlain(const Product<T>& p, int64_t begin, int64_t end) {
 
 #if defined(HAS_AVX2_CODE)
 
-// A vector of sums and a step of widened weights; `Load` and `MultiplyAdd`
-// are all in which the two dtypes differ.
-struct Int8Sums {
-  __m256i sums;
+template <typename T>
+struct Vector;
+template <>
+struct Vector<Int8> {
+  __m256i v;
 };
-struct Int8Step {
-  __m256i w;
-};
-struct Bfloat16Sums {
-  __m256 sums;
-};
-struct Bfloat16Step {
-  __m256 even, odd;
+template <>
+struct Vector<Bfloat16> {
+  __m256 v;
 };
 
-AVX2_INLINE void Clear(Int8Sums& s) { s.sums = _mm256_setzero_si256(); }
-AVX2_INLINE void Clear(Bfloat16Sums& s) { s.sums = _mm256_setzero_ps(); }
+AVX2_INLINE void Clear(Vector<Int8>& x) { x.v = _mm256_setzero_si256(); }
+AVX2_INLINE void Clear(Vector<Bfloat16>& x) { x.v = _mm256_setzero_ps(); }
 
-AVX2_INLINE void Load(const int8_t* w, Int8Step& step) {
-  step.w = _mm256_cvtepi8_epi16(
+// The weights of a step, widened; of bfloat16 the even ones or the odd ones.
+AVX2_INLINE void LoadWeights(const int8_t* w, int, Vector<Int8>& to) {
+  to.v = _mm256_cvtepi8_epi16(
       _mm_loadu_si128(reinterpret_cast<const __m128i*>(w)));
 }
 
-AVX2_INLINE void Load(const uint16_t* w, Bfloat16Step& step) {
+AVX2_INLINE void LoadWeights(const uint16_t* w, int odd,
+                             Vector<Bfloat16>& to) {
   const __m256i both =
       _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
-  step.even = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
-  step.odd = _mm256_castsi256_ps(
-      _mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+  const __m256i odd_ones = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  to.v = _mm256_castsi256_ps(odd ? _mm256_and_si256(both, odd_ones)
+                                 : _mm256_slli_epi32(both, 16));
 }
 
-struct Int8Row {
-  __m256i x;
-};
-struct Bfloat16Row {
-  __m256 even, odd;
-};
-
-AVX2_INLINE void Load(const int16_t* x, Int8Row& row) {
-  row.x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+// A step of a row. The empty statements keep it in a register: compilers read
+// it from memory again for every channel, and reading is what limits a tile.
+AVX2_INLINE void LoadRow(const int16_t* x, int, Vector<Int8>& to) {
+  to.v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  asm("" : "+x"(to.v));
 }
 
-AVX2_INLINE void Load(const float* x, Bfloat16Row& row) {
-  row.even = _mm256_loadu_ps(x);
-  row.odd = _mm256_loadu_ps(x + 8);
+AVX2_INLINE void LoadRow(const float* x, int odd, Vector<Bfloat16>& to) {
+  to.v = _mm256_loadu_ps(x + 8 * odd);
+  asm("" : "+x"(to.v));
 }
 
-// Two products of int8 and their sum fit 16 bits and a sign easily, so the
-// pairs that `madd` adds up are exact.
-AVX2_INLINE void MultiplyAdd(const Int8Row& row, const Int8Step& step,
-                             Int8Sums& s) {
-  s.sums = _mm256_add_epi32(s.sums, _mm256_madd_epi16(row.x, step.w));
+// `madd` adds up pairs of products: they fit easily, so the sums are exact.
+AVX2_INLINE void MultiplyAdd(const Vector<Int8>& x, const Vector<Int8>& w,
+                             Vector<Int8>& sums) {
+  sums.v = _mm256_add_epi32(sums.v, _mm256_madd_epi16(x.v, w.v));
 }
 
-AVX2_INLINE void MultiplyAdd(const Bfloat16Row& row, const Bfloat16Step& step,
-                             Bfloat16Sums& s) {
-  s.sums = _mm256_fmadd_ps(row.even, step.even, s.sums);
-  s.sums = _mm256_fmadd_ps(row.odd, step.odd, s.sums);
+// Written out: given the choice, compilers take forms of it that overwrite
+// `x`, and run out of registers.
+AVX2_INLINE void MultiplyAdd(const Vector<Bfloat16>& x,
+                             const Vector<Bfloat16>& w,
+                             Vector<Bfloat16>& sums) {
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sums.v) : "x"(x.v), "x"(w.v));
 }
 
-AVX2_INLINE int32_t Total(const Int8Sums& s) {
-  __m128i x = _mm_add_epi32(_mm256_castsi256_si128(s.sums),
-                            _mm256_extracti128_si256(s.sums, 1));
+AVX2_INLINE int32_t Total(const Vector<Int8>& sums) {
+  __m128i x = _mm_add_epi32(_mm256_castsi256_si128(sums.v),
+                            _mm256_extracti128_si256(sums.v, 1));
   x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
   x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1));
   return _mm_cvtsi128_si32(x);
 }
 
-AVX2_INLINE float Total(const Bfloat16Sums& s) {
-  __m128 x = _mm_add_ps(_mm256_castps256_ps128(s.sums),
-                        _mm256_extractf128_ps(s.sums, 1));
+AVX2_INLINE float Total(const Vector<Bfloat16>& sums) {
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128(sums.v),
+                        _mm256_extractf128_ps(sums.v, 1));
   x = _mm_add_ps(x, _mm_movehl_ps(x, x));
   x = _mm_add_ss(x, _mm_shuffle_ps(x, x, 1));
   return _mm_cvtss_f32(x);
 }
 
-template <typename T>
-using Sums =
-    std::conditional_t<std::is_same_v<T, Int8>, Int8Sums, Bfloat16Sums>;
-template <typename T>
-using Step =
-    std::conditional_t<std::is_same_v<T, Int8>, Int8Step, Bfloat16Step>;
-template <typename T>
-using Row = std::conditional_t<std::is_same_v<T, Int8>, Int8Row, Bfloat16Row>;
+// Adds the products of one step of inputs. The loops vanish: with constant
+// indices the sums stay in registers.
+template <typename T, int R, int C>
+AVX2_INLINE void AddStep(const typename T::Wide* x, int64_t x_stride,
+                         const typename T::Narrow* weight,
+                         int64_t weight_stride, Vector<T> (&sums)[R][C]) {
+#pragma GCC unroll 2
+  for (int part = 0; part < T::kParts; ++part) {
+    Vector<T> weights[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      LoadWeights(weight + c * weight_stride, part, weights[c]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      Vector<T> row;
+      LoadRow(x + r * x_stride, part, row);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) MultiplyAdd(row, weights[c], sums[r][c]);
+    }
+  }
+}
 
 // R rows from m times C channels from o, over the inputs start..start + n.
 template <typename T, int R, int C>
 AVX2 void Tile(const Product<T>& p, int64_t m, int64_t o, int64_t start,
                int64_t n) {
-  Sums<T> sums[R][C];
+  Vector<T> sums[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
@@ -264,32 +274,25 @@ AVX2 void Tile(const Product<T>& p, int64_t m, int64_t o, int64_t start,
   }
   const typename T::Wide* x = p.x + m * p.padded + start;
   const typename T::Narrow* weight = p.weight + o * p.i + start;
-  int64_t k = 0;
-  for (; k + kStep <= n; k += kStep) {
-    Step<T> steps[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) Load(weight + c * p.i + k, steps[c]);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      Row<T> row;
-      Load(x + r * p.padded + k, row);
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) MultiplyAdd(row, steps[c], sums[r][c]);
+  int64_t stride = p.i, whole = n / kStep * kStep;
+  typename T::Narrow rest[C][kStep];
+  // Once for the whole steps and once for the rest, by the same code: with a
+  // copy of it for the rest, sums no longer stay in registers.
+  for (;;) {
+    for (int64_t k = 0; k < whole; k += kStep) {
+      AddStep<T, R, C>(x + k, p.padded, weight + k, stride, sums);
     }
-  }
-  if (k < n) {  // The weights end here: what follows is not theirs.
+    const int64_t num_rest = n - whole;
+    if (num_rest <= 0) break;
+    // The weights end inside this step: what follows is not theirs.
+    std::memset(rest, 0, sizeof rest);
     for (int c = 0; c < C; ++c) {
-      typename T::Narrow rest[kStep] = {};
-      std::copy(weight + c * p.i + k, weight + c * p.i + n, rest);
-      Step<T> step;
-      Load(rest, step);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        Row<T> row;
-        Load(x + r * p.padded + k, row);
-        MultiplyAdd(row, step, sums[r][c]);
-      }
+      std::copy_n(weight + c * stride + whole, num_rest, rest[c]);
     }
+    x += whole;
+    weight = rest[0];
+    stride = kStep;
+    n = whole = kStep;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -305,7 +308,7 @@ AVX2 void Tile(const Product<T>& p, int64_t m, int64_t o, int64_t start,
 template <typename T, int R>
 AVX2 void Group(const Product<T>& p, int64_t m, int64_t begin, int64_t end,
                 int64_t start, int64_t n) {
-  constexpr int C = R > 3 ? 2 : 4;
+  constexpr int C = R > 2 ? 2 : 4;
   int64_t o = begin;
   for (; o + C <= end; o += C) Tile<T, R, C>(p, m, o, start, n);
   for (; o < end; ++o) Tile<T, R, 1>(p, m, o, start, n);
