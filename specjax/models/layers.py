@@ -120,13 +120,17 @@ def _matrix_product(x_BTI: Array, weight_OI: Array, is_local: bool) -> Array:
   )
 
 
-def rms_norm(x: Array, scale: Array, eps: float) -> Array:
+def rms_norm(
+  x: Array, scale: Array, eps: float, *, is_local: bool = False
+) -> Array:
   """`scale * x / sqrt(mean(x**2) + eps)` over the last axis, in float32.
 
   Args:
-    x: [..., D].
+    x: [B, T, ..., D].
     scale: float32 [D], the whole multiplier.
     eps: added to the mean square.
+    is_local: nothing is split over devices: on a CPU the sum of a row then has
+      the same bits whatever T is.
 
   Returns:
     The shape and dtype of `x`.
@@ -135,6 +139,23 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     arXiv:1910.07467.
   """
   wide = x.astype(jnp.float32)
-  mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+  mean = _mean_by_eights if is_local else _mean
+  mean_square = mean(jnp.square(wide))
   scale = scale.reshape((1,) * (x.ndim - 1) + scale.shape)
   return (wide * lax.rsqrt(mean_square + eps) * scale).astype(x.dtype)
+
+
+def _mean(x: Array) -> Array:
+  return jnp.mean(x, axis=-1, keepdims=True)
+
+
+def _mean_by_eights(x_BT: Array) -> Array:
+  """XLA:CPU sums few rows in another order than eight: so there are eight."""
+  num_rows = x_BT.shape[1]
+
+  def padded(x_BT: Array) -> Array:
+    widths = [(0, 0)] * x_BT.ndim
+    widths[1] = (0, -num_rows % 8)
+    return _mean(jnp.pad(x_BT, widths))[:, :num_rows]
+
+  return lax.platform_dependent(x_BT, cpu=padded, default=_mean)

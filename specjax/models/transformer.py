@@ -354,6 +354,11 @@ class Transformer:
       x_BTD = x_BTD * jnp.asarray(self.embed_scale, x_BTD.dtype)
     return self._pin(x_BTD, 'batch')
 
+  def _norm(self, params, name: str, x: Array) -> Array:
+    return layers.rms_norm(
+      x, params[name], self.norm_eps, is_local=self.placement is None
+    )
+
   def _dense(self, params, name: str, x_BTI: Array, dtype=None) -> Array:
     return layers.dense(
       x_BTI,
@@ -368,7 +373,7 @@ class Transformer:
   ) -> tuple[Array, Memory]:
     """The block's first half: what it adds, and the memory with its entries."""
     b, t, _ = x_BTD.shape
-    x_BTD = layers.rms_norm(x_BTD, params['attn_norm'], self.norm_eps)
+    x_BTD = self._norm(params, 'attn_norm', x_BTD)
 
     if self.is_fused:
       h, g, c = self.num_heads, self.num_kv_heads, self.head_dim
@@ -381,8 +386,8 @@ class Transformer:
       for y, axis in zip(qkv, ('heads', 'kv_heads', 'kv_heads'))
     )
     if self.qk_norm:
-      q_BTHC = layers.rms_norm(q_BTHC, params['q_norm'], self.norm_eps)
-      k_BTGC = layers.rms_norm(k_BTGC, params['k_norm'], self.norm_eps)
+      q_BTHC = self._norm(params, 'q_norm', q_BTHC)
+      k_BTGC = self._norm(params, 'k_norm', k_BTGC)
     q_BTHC, k_BTGC = rope.rotate(q_BTHC, *angles), rope.rotate(k_BTGC, *angles)
     own = own._replace(
       k=slots.write(own.k, k_BTGC.transpose(0, 2, 1, 3), slot_BT),
@@ -393,12 +398,12 @@ class Transformer:
     )
     y_BTD = self._dense(params, 'o', y)
     if self.post_norms:
-      y_BTD = layers.rms_norm(y_BTD, params['post_attn_norm'], self.norm_eps)
+      y_BTD = self._norm(params, 'post_attn_norm', y_BTD)
     return y_BTD, own
 
   def _feed_forward(self, params, x_BTD: Array) -> Array:
     """The block's second half: what it adds."""
-    x_BTD = layers.rms_norm(x_BTD, params['ffn_norm'], self.norm_eps)
+    x_BTD = self._norm(params, 'ffn_norm', x_BTD)
     act = layers.ACTIVATIONS[self.activation]
     if self.is_fused:
       both_BTF = self._dense(params, 'gate_up', x_BTD, dtype=jnp.float32)
@@ -412,12 +417,12 @@ class Transformer:
     y_BTF = self._pin(y_BTF, 'batch', None, 'ffn')
     y_BTD = self._dense(params, 'down', y_BTF)
     if self.post_norms:
-      y_BTD = layers.rms_norm(y_BTD, params['post_ffn_norm'], self.norm_eps)
+      y_BTD = self._norm(params, 'post_ffn_norm', y_BTD)
     return y_BTD
 
   def final_norm(self, params: Params, last_BTD: Array) -> Array:
     """The last norm, for heads that read the hidden after it."""
-    return layers.rms_norm(last_BTD, params['final_norm'], self.norm_eps)
+    return self._norm(params, 'final_norm', last_BTD)
 
   def unembed(self, params: Params, last_BTD: Array) -> Array:
     """float32 logits [B, T, vocab_size]; includes the final norm."""
