@@ -250,7 +250,11 @@ AVX2_INLINE void AddStep(const typename T::Wide* x, int64_t x_stride,
     Vector<T> weights[C];
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-      LoadWeights(weight + c * weight_stride, part, weights[c]);
+      const typename T::Narrow* w = weight + c * weight_stride;
+      LoadWeights(w, part, weights[c]);
+      // Those of the next tile: a row is over before the processor has seen
+      // that it is read in order. Beyond the matrix this does nothing.
+      if (part == 0) _mm_prefetch(w + C * weight_stride, _MM_HINT_T0);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
