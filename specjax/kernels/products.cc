@@ -390,7 +390,7 @@ template <typename F>
 void RunTasks(ffi::ThreadPool& pool, int64_t count, const F& run) {
   const int64_t num_others = std::min(pool.num_threads(), count) - 1;
   const auto tasks = std::make_shared<Tasks<F>>(count, run);
-  for (int64_t helper = 0; helper < num_others; ++helper) {
+  for (int64_t k = 0; k < num_others; ++k) {
     pool.Schedule([tasks] { tasks->Work(); });
   }
   tasks->Work();
