@@ -19,6 +19,10 @@ SMOKE_PYTHON ?= $(shell ./.ci/find_python 3.12)
 PARITY_TESTS := $(sort $(shell find tests -name '*parity_test.py' -o \
   -path 'tests/real_models/*_test.py'))
 
+# What an environment is made anew for: a dependency may have changed, or what
+# is compiled.
+BUILT_FROM := setup.py pyproject.toml specjax/kernels/products.cc
+
 SAY := @printf '\n== %s\n'
 VERSIONS := import importlib.metadata as m, platform; \
   found = {d.name: d.version for d in m.distributions()}; \
@@ -43,8 +47,7 @@ help:
 
 setup: $(READY)
 
-# Made anew when a dependency may have changed; instant otherwise.
-$(READY): setup.py pyproject.toml
+$(READY): $(BUILT_FROM)
 	$(SAY) 'Setting up $(VENV) with $(PYTHON) (once; a minute or two)'
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo '$(PYTHON) must be Python 3.11 or newer, got:' \
@@ -82,7 +85,7 @@ certify: $(READY)
 	@$(RUN) experiments/certify.py
 
 # torch comes first: transformers adapts to the one it finds.
-.venv-peers/.ready: setup.py pyproject.toml
+.venv-peers/.ready: $(BUILT_FROM)
 	$(SAY) 'Setting up .venv-peers with torch and transformers (minutes)'
 	@rm -rf .venv-peers
 	@$(PYTHON) -m venv .venv-peers
@@ -100,7 +103,7 @@ parity: .venv-peers/.ready
 	@set -e; for file in $(PARITY_TESTS); do \
 	  .venv-peers/bin/python -m pytest -s "$$file"; done
 
-.venv-312/.ready: setup.py pyproject.toml
+.venv-312/.ready: $(BUILT_FROM)
 	@test -n '$(SMOKE_PYTHON)' || \
 	  { echo 'make smoke needs Python 3.12: set SMOKE_PYTHON.' >&2; exit 1; }
 	$(SAY) 'Setting up .venv-312 with $(SMOKE_PYTHON)'
@@ -117,7 +120,7 @@ smoke: .venv-312/.ready
 
 # libtpu holds the compiler for TPUs; it must not meet the tests, which run on
 # CPU, so it has an environment of its own.
-.venv-tpu/.ready: setup.py pyproject.toml
+.venv-tpu/.ready: $(BUILT_FROM)
 	$(SAY) 'Setting up .venv-tpu with libtpu (minutes)'
 	@rm -rf .venv-tpu
 	@$(PYTHON) -m venv .venv-tpu
@@ -130,4 +133,5 @@ aot: .venv-tpu/.ready
 	@.venv-tpu/bin/python experiments/compile_table.py --only='$(AOT_ONLY)'
 
 clean:
-	rm -rf .venv .venv-peers .venv-312 .venv-tpu .pytest_cache .ruff_cache *.egg-info
+	rm -rf .venv .venv-peers .venv-312 .venv-tpu .pytest_cache .ruff_cache \
+	  *.egg-info build specjax/kernels/*.so

@@ -52,8 +52,11 @@ def kernels() -> list[setuptools.Extension]:
       sources=['specjax/kernels/products.cc'],
       include_dirs=[str(library.locate_file('jaxlib/include'))],
       define_macros=[('JAXLIB_VERSION', f'"{library.version}"')],
-      # Without contraction a sum rounds alike in every copy of a loop.
-      extra_compile_args=['-std=c++17', '-O3', '-ffp-contract=off', '-w'],
+      # Without contraction a float sum rounds alike in every copy of a loop;
+      # integer sums wrap, as those of XLA do.
+      extra_compile_args=[
+        *('-std=c++17', '-O3', '-w', '-ffp-contract=off', '-fwrapv')
+      ],
       extra_link_args=['-pthread'],
       language='c++',
       optional=True,

@@ -159,6 +159,11 @@ class LayersTest(parameterized.TestCase):
   def test_keeping_the_rules_is_not(self, source):
     self.assertEqual(violations(source, 'models'), [])
 
+  def test_kernels_know_shapes_only(self):
+    self.assertEqual(violations('from specjax import shapes', 'kernels'), [])
+    for room in LEVELS.keys() - {'shapes', 'kernels'}:
+      self.assertLen(violations(f'from specjax import {room}', 'kernels'), 1)
+
   def test_no_catch_all_names(self):
     names = {path.name for path in PACKAGE}
     self.assertEmpty(names.intersection(BAD_NAMES))

@@ -80,13 +80,6 @@ inline float ToFloat(uint16_t x) {
   return y;
 }
 
-// Sums wrap, as those of XLA do.
-inline int32_t Add(int32_t x, int32_t y) {
-  return static_cast<int32_t>(static_cast<uint32_t>(x) +
-                              static_cast<uint32_t>(y));
-}
-inline float Add(float x, float y) { return x + y; }
-
 // Widens one row. A step of 16 bfloat16 has its even inputs first, then the
 // odd ones: so they come out of the registers of a step of weights.
 void Widen(const int8_t* x, int64_t i, int16_t* wide) {
@@ -94,8 +87,15 @@ void Widen(const int8_t* x, int64_t i, int16_t* wide) {
 }
 
 void Widen(const uint16_t* x, int64_t i, float* wide) {
-  for (int64_t k = 0; k < i; ++k) {
-    wide[k / 16 * 16 + k % 2 * 8 + k % 16 / 2] = ToFloat(x[k]);
+  int64_t k = 0;
+  for (; k + kStep <= i; k += kStep) {
+    for (int j = 0; j < 8; ++j) {
+      wide[k + j] = ToFloat(x[k + 2 * j]);
+      wide[k + 8 + j] = ToFloat(x[k + 2 * j + 1]);
+    }
+  }
+  for (int64_t j = 0; k + j < i; ++j) {
+    wide[k + j % 2 * 8 + j / 2] = ToFloat(x[k + j]);
   }
 }
 
@@ -123,27 +123,18 @@ class FlushTiny {
 
 // ---- For any processor: one sum at a time, so the order is the same. ----
 
-int32_t Dot(const int16_t* x, const int8_t* w, int64_t n) {
-  uint32_t sum = 0;
-  for (int64_t k = 0; k < n; ++k) {
-    sum += static_cast<uint32_t>(int32_t{x[k]} * int32_t{w[k]});
-  }
-  return static_cast<int32_t>(sum);
+int32_t Dot(const int16_t* x, const int16_t* w, int64_t n) {
+  int32_t sum = 0;
+  for (int64_t k = 0; k < n; ++k) sum += int32_t{x[k]} * int32_t{w[k]};
+  return sum;
 }
 
-float Dot(const float* x, const uint16_t* w, int64_t n) {
+float Dot(const float* x, const float* w, int64_t n) {
   float sums[kStep] = {};
-  int64_t k = 0;
-  for (; k + kStep <= n; k += kStep) {
-    for (int j = 0; j < 8; ++j) {
-      sums[j] += x[k + j] * ToFloat(w[k + 2 * j]);
-      sums[8 + j] += x[k + 8 + j] * ToFloat(w[k + 2 * j + 1]);
-    }
+  for (int64_t k = 0; k < n; k += kStep) {
+    for (int j = 0; j < kStep; ++j) sums[j] += x[k + j] * w[k + j];
   }
-  for (int64_t j = 0; k + j < n; ++j) {
-    sums[j] += x[k + j % 2 * 8 + j / 2] * ToFloat(w[k + j]);
-  }
-  for (int half = 8; half > 0; half /= 2) {
+  for (int half = kStep / 2; half > 0; half /= 2) {
     for (int j = 0; j < half; ++j) sums[j] += sums[j + half];
   }
   return sums[0];
@@ -151,14 +142,17 @@ float Dot(const float* x, const uint16_t* w, int64_t n) {
 
 template <typename T>
 void RunPlain(const Product<T>& p, int64_t begin, int64_t end) {
+  typename T::Wide wide[T::kPiece];
   for (int64_t start = 0; start < p.i; start += T::kPiece) {
     const int64_t n = std::min(T::kPiece, p.i - start);
+    const int64_t padded = RoundUp(n, kStep);
+    std::fill(wide, wide + padded, typename T::Wide{0});
     for (int64_t o = begin; o < end; ++o) {
+      Widen(p.weight + o * p.i + start, n, wide);
       for (int64_t m = 0; m < p.m; ++m) {
         typename T::Sum* y = p.y + m * p.o + o;
-        const auto sum = Dot(p.x + m * p.padded + start,
-                             p.weight + o * p.i + start, n);
-        *y = start == 0 ? sum : Add(*y, sum);
+        const auto sum = Dot(p.x + m * p.padded + start, wide, padded);
+        *y = start == 0 ? sum : *y + sum;
       }
     }
   }
@@ -250,7 +244,11 @@ AVX2_INLINE void AddStep(const typename T::Wide* x, int64_t x_stride,
     Vector<T> weights[C];
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-      LoadWeights(weight + c * weight_stride, part, weights[c]);
+      const typename T::Narrow* w = weight + c * weight_stride;
+      LoadWeights(w, part, weights[c]);
+      // Those of the next tile: a row is over before the processor has seen
+      // that it is read in order. Beyond the matrix this does nothing.
+      if (part == 0) _mm_prefetch(w + C * weight_stride, _MM_HINT_T0);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -300,7 +298,7 @@ AVX2 void Tile(const Product<T>& p, int64_t m, int64_t o, int64_t start,
     for (int c = 0; c < C; ++c) {
       typename T::Sum* y = p.y + (m + r) * p.o + o + c;
       const auto sum = Total(sums[r][c]);
-      *y = start == 0 ? sum : Add(*y, sum);
+      *y = start == 0 ? sum : *y + sum;
     }
   }
 }
@@ -390,9 +388,9 @@ class Tasks {
 
 template <typename F>
 void RunTasks(ffi::ThreadPool& pool, int64_t count, const F& run) {
-  const int64_t num_helpers = std::min(pool.num_threads(), count) - 1;
+  const int64_t num_others = std::min(pool.num_threads(), count) - 1;
   const auto tasks = std::make_shared<Tasks<F>>(count, run);
-  for (int64_t helper = 0; helper < num_helpers; ++helper) {
+  for (int64_t k = 0; k < num_others; ++k) {
     pool.Schedule([tasks] { tasks->Work(); });
   }
   tasks->Work();

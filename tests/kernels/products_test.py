@@ -24,6 +24,7 @@ DTYPES = (('int8', 'int8'), ('bfloat16', 'bfloat16'))
 
 # Inputs and channels: multiples of nothing, of every block, one of each, and
 # more than one piece of inputs and one task of channels.
+NUM_ROWS = (*range(1, 18), 128)
 SIZES = ((1, 1), (15, 3), (16, 32), (37, 70), (2051, 67), (1024, 600))
 
 
@@ -52,7 +53,7 @@ class KernelTest(parameterized.TestCase):
   def test_equals_its_twin(self, size, dtype):
     i, o = size
     weight_OI = random_matrix(0, (o, i), dtype)
-    for m in (*range(1, 18), 128):
+    for m in NUM_ROWS if size == (37, 70) else (1, 5, 6, 16):
       x_MI = random_matrix(m, (m, i), dtype)
       y_MO = compiled(dtype, x_MI, weight_OI)
       if dtype == 'int8':
@@ -75,7 +76,7 @@ class KernelTest(parameterized.TestCase):
     alone_MO = np.concatenate(
       [compiled(dtype, x_MI[m : m + 1], weight_OI) for m in range(23)]
     )
-    for m in (2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 23):
+    for m in (2, 3, 4, 5, 6, 7, 13, 23):
       y_MO = compiled(dtype, x_MI[:m], weight_OI)
       np.testing.assert_array_equal(y_MO, alone_MO[:m])
 
