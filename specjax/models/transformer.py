@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import sharding
+from specjax.kernels import products as kernels
 from specjax.models import (
   attention,
   base,
@@ -148,6 +149,18 @@ class Transformer:
   @property
   def num_layers(self) -> int:
     return len(self.windows)
+
+  @property
+  def has_independent_rows(self) -> bool:
+    """Whether a token's logits have the same bits in a pass of any width.
+
+    So it is on one CPU in int8, whose sums are exact, and in bfloat16 where
+    the kernels multiply. tests/models/widths_test.py looks.
+    """
+    if self.placement is not None or jax.default_backend() != 'cpu':
+      return False
+    is_bfloat16 = self.dtype == 'bfloat16'
+    return self.quantize == 'int8' or (is_bfloat16 and kernels.is_available())
 
   def param_specs(self) -> Params:
     """{'embed', 'layers': one dict per layer, 'final_norm', 'head'?}."""
