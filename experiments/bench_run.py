@@ -157,7 +157,7 @@ class Bench:
     return {
       'target': plain.target,
       'draft': config.draft,
-      'dtype': plain.dtype,
+      'dtype': config.peers_dtype or plain.dtype,
       'prompts': [list(row.prompt_tokens) for row in self.requests],
       'num_tokens': [row.max_new_tokens for row in self.requests],
       'draft_lengths': list(config.draft_lengths),

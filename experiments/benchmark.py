@@ -91,6 +91,13 @@ def define_benchmark_flags(values: flags.FlagValues):
     'in a process of its own; its repeats alternate with ours.',
     flag_values=values,
   )
+  flags.DEFINE_enum(
+    'peers_dtype',
+    None,
+    list(run_config.DTYPES),
+    "Of the peer's weights, if not as --dtype: some CPUs are slow in bfloat16.",
+    flag_values=values,
+  )
   flags.DEFINE_string(
     'plots', None, 'Write plots (PNG) to this folder.', flag_values=values
   )
@@ -125,6 +132,7 @@ class BenchConfig:
     batch_sizes: B, likewise.
     repeats: timed runs of each cell.
     peers: 'none' or one of `peers.PROGRAMS`.
+    peers_dtype: of its weights; None: as ours.
     plots: a folder, or None.
     json_out: a file, or None.
   """
@@ -134,6 +142,7 @@ class BenchConfig:
   batch_sizes: tuple[int, ...]
   repeats: int
   peers: str = 'none'
+  peers_dtype: str | None = None
   plots: str | None = None
   json_out: str | None = None
 
@@ -147,6 +156,8 @@ class BenchConfig:
       raise ValueError(
         f'max_new_tokens must be at least 1, got {plain.max_new_tokens}.'
       )
+    if self.peers_dtype is not None and self.peers == 'none':
+      raise ValueError('--peers_dtype needs --peers.')
     if self.peers != 'none':
       peers.check(self.peers, plain.target, self.draft)
       if plain.options.temperature != 0:
@@ -193,6 +204,7 @@ def config_from_flags(values: flags.FlagValues) -> BenchConfig:
     batch_sizes=sizes,
     repeats=values.repeats,
     peers=values.peers,
+    peers_dtype=values.peers_dtype,
     plots=values.plots,
     json_out=values.json_out,
   )
@@ -265,6 +277,7 @@ def _report(
       'repeats': config.repeats,
       'repeats_done': rounds.num_done,
       'peers': config.peers,
+      'peers_dtype': config.peers_dtype,
       'verify': bench.rule.name,
       'max_length': bench.max_length,
       'num_prompts': len(bench.requests),

@@ -2,9 +2,10 @@
 
 It speaks JSON, one object a line: it is sent the job, answers {"ready": ...},
 and for every {"round": n} it times all its modes on all prompts and answers
-{"about": ..., "modes": [{"mode", "num_draft_tokens", "seconds": [per prompt]}]}.
-{"error": sentence} ends it. Between rounds it waits and uses no processor, so
-its repeats alternate with ours. What it has to say to people goes to stderr.
+{"about": ..., "modes": [{"mode", "num_draft_tokens", "seconds"}, ...]}, with
+the seconds of each prompt. {"error": sentence} ends it. Between rounds it waits
+and uses no processor, so its repeats alternate with ours. What it has to say to
+people goes to stderr.
 """
 
 import importlib.util

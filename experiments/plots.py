@@ -99,6 +99,7 @@ def tokens_per_second(report: Report) -> 'Figure':
       label=_label(name, batch, report),
       **next(styles),
     )
+  axes.set_xticks(sorted({row['K'] for row in report['rows'] if row['K']}))
   axes.set_ylim(bottom=0)
   _legend(axes)
   return figure
@@ -119,6 +120,7 @@ def acceptance(report: Report) -> 'Figure':
       label=f'{_label(name, batch, report)}, K = {rows[-1]["K"]}',
       **next(styles),
     )
+  axes.xaxis.get_major_locator().set_params(integer=True)
   axes.set_ylim(0, 1)
   _legend(axes)
   return figure
