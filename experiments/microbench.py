@@ -2,15 +2,17 @@ r"""Times the parts that steps are made of, each alone.
 
   python experiments/microbench.py --parts=products,attention --json_out=x.json
 
-products: [rows, in] by [out, in], as XLA does them, in three types;
-attention: one layer of a transformer, by slots and by text; sampling: the
-transforms of a law over a large vocabulary; cache: writing new rows into one.
+products: [rows, in] by [out, in], as the layers make them, in three types;
+kernels: those of specjax beside XLA, where they are installed; attention: one
+layer of a transformer, by slots and by text; sampling: the transforms of a law
+over a large vocabulary; cache: writing new rows into one.
 The table of medians goes to stdout, everything to --json_out. Compare within
 one run: another minute has another clock.
 """
 
 import dataclasses
 import functools
+import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -121,6 +123,41 @@ def products(sizes: Sizes) -> Iterator[Case]:
         arguments=(x_1TI, weights),
         num_inside=_NUM_MATRICES,
       )
+
+
+def kernel_products(sizes: Sizes) -> Iterator[Case]:
+  """The kernels of specjax, each beside what XLA makes of its product.
+
+  Nothing where this installation has none.
+  """
+  if importlib.util.find_spec('specjax.kernels') is None:
+    return
+  from specjax.kernels import products as kernels
+
+  if not kernels.is_available():
+    return
+  num_out, num_in = sizes.shape
+  for dtype, own, pure in (
+    ('int8', kernels.int8_product, kernels.pure_int8_product),
+    ('bfloat16', kernels.bfloat16_product, kernels.pure_bfloat16_product),
+  ):
+    weights = [
+      jnp.full(sizes.shape, i + 1, dtype) for i in range(_NUM_MATRICES)
+    ]
+    for rows in sizes.rows:
+      for name, product in (('kernel', own), ('XLA', pure)):
+
+        @jax.jit
+        def call(x_MI, weights, product=product):
+          return [product(x_MI, weight_OI) for weight_OI in weights]
+
+        yield Case(
+          part='kernels',
+          name=f'{name}, {dtype} {rows} x {num_in} by {num_out}',
+          call=call,
+          arguments=(jnp.ones((rows, num_in), dtype), weights),
+          num_inside=_NUM_MATRICES,
+        )
 
 
 def attention(sizes: Sizes) -> Iterator[Case]:
@@ -242,6 +279,7 @@ def cache_writes(sizes: Sizes) -> Iterator[Case]:
 
 PARTS = {
   'products': products,
+  'kernels': kernel_products,
   'attention': attention,
   'sampling': transforms,
   'cache': cache_writes,
