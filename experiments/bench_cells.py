@@ -18,7 +18,6 @@ from specjax import sampling as sampling_lib
 from specjax import state as states
 from specjax.decode import Decoder
 from specjax.models.base import LanguageModel
-from specjax.proposers.base import TargetView
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
 from specjax.requests import Request
@@ -85,7 +84,7 @@ class Cell:
     decoder: static.
     params: {'target', 'proposer'}.
     batches: what it decodes.
-    stops_early: drafting may end before K passes are made.
+    stop_rule: by which a row drafts less than K.
   """
 
   proposer: str
@@ -93,11 +92,29 @@ class Cell:
   decoder: Decoder
   params: Params
   batches: Sequence[Batch]
-  stops_early: bool = False
+  stop_rule: str = 'fixed'
 
   @property
   def batch_size(self) -> int:
     return self.batches[0].size
+
+  @property
+  def widths(self) -> tuple[int, ...]:
+    """The widths of a target pass, ascending."""
+    return getattr(self.decoder, 'pass_widths', (self.decoder.num_rows,))
+
+  def width_of(self, num_drafts: int) -> int:
+    """The rows of a pass that verifies so many drafts."""
+    return next(width for width in self.widths if width > num_drafts)
+
+  def num_passes(self, num_drafts: int) -> int:
+    """Passes of the drafting model in a step that yields so many drafts.
+
+    The first is made in any case. A rule that looks at the draft's law has it
+    computed behind the last draft as well.
+    """
+    looks = self.stop_rule.startswith('confidence')
+    return min(max(num_drafts + looks, 1), self.num_draft_tokens)
 
   @property
   def drafting(self) -> tuple[LanguageModel, Params, int] | None:
@@ -120,8 +137,7 @@ class Run:
     seconds_prefill: of `decode.init`.
     tokens: the emitted ids of each row.
     counts: of all rows together.
-    num_loop_steps: steps of the loop, those of the slowest row.
-    num_passes: passes of a drafting model per step, on average.
+    drafts: the most drafts of any row in each step of the loop.
     loaded_bytes: memory in use before the loop.
     peak_bytes: the most in use during it; None where nothing tells.
     seconds_propose: of `Proposer.propose` alone, if it was asked for.
@@ -131,8 +147,7 @@ class Run:
   seconds_prefill: float
   tokens: tuple[tuple[int, ...], ...]
   counts: metrics.Tally
-  num_loop_steps: int
-  num_passes: float
+  drafts: np.ndarray
   loaded_bytes: int | None
   peak_bytes: int | None
   seconds_propose: float | None = None
@@ -198,7 +213,6 @@ def _count(cell: Cell, state: states.DecodeState, **measured) -> Run:
         'source_BL',
         'num_draft_BL',
         'overlap_BL',
-        'num_steps_B',
       )
     }
   )
@@ -217,24 +231,20 @@ def _count(cell: Cell, state: states.DecodeState, **measured) -> Run:
         is_stopped=False,
       )
     )
-  num_passes = float(cell.num_draft_tokens)
-  if cell.stops_early:
-    index_1L = np.arange(records['tokens_BL'].shape[1])[None]
-    is_emitted_BL = (index_1L >= records['prompt_length_B'][:, None]) & (
-      index_1L < records['length_B'][:, None]
-    )
-    drafts = bench_stats.drafts_by_step(
-      records['step_BL'], records['num_draft_BL'], is_emitted_BL
-    )
-    num_passes = float(np.mean(drafts))
+  index_1L = np.arange(records['tokens_BL'].shape[1])[None]
+  is_emitted_BL = (index_1L >= records['prompt_length_B'][:, None]) & (
+    index_1L < records['length_B'][:, None]
+  )
+  drafts = bench_stats.drafts_by_step(
+    records['step_BL'], records['num_draft_BL'], is_emitted_BL
+  )
   total = rows[0]
   for counts in rows[1:]:
     total += counts
   return Run(
     tokens=tuple(tokens),
     counts=total,
-    num_loop_steps=int(np.max(records['num_steps_B'])),
-    num_passes=num_passes,
+    drafts=drafts,
     **measured,
   )
 
@@ -244,10 +254,14 @@ def _time_propose(cell: Cell, state: states.DecodeState) -> float:
   k = cell.num_draft_tokens
   if not k:
     return 0.0
-  shape = cell.batch_size, k
-  keys_BK = jax.random.split(jax.random.key(0), shape)
+  # As the texts were before their last tokens, so that there is room for K.
+  length_B = jnp.maximum(state.length_B - k - 1, 1)
+  state = state.replace(
+    length_B=length_B,
+    limit_B=length_B + k + 1,
+    done_B=jnp.zeros_like(state.done_B),
+  )
   tokens_BL, proposer_state = state.tokens_BL, state.proposer_state
-  # The state is donated in parts, and the rest is only read.
   rest = state.replace(tokens_BL=None, proposer_state=None)
 
   def call(num_calls: int) -> float:
@@ -256,14 +270,13 @@ def _time_propose(cell: Cell, state: states.DecodeState) -> float:
     tokens_BL, proposer_state = _propose(
       cell.decoder,
       cell.params,
-      keys_BK,
       tokens_BL,
       proposer_state,
       rest,
       cell.batches[0].settings,
       jnp.int32(num_calls),
     )
-    jax.block_until_ready(tokens_BL)
+    jax.block_until_ready((tokens_BL, proposer_state))
     return time.perf_counter() - clock
 
   call(1)
@@ -279,7 +292,6 @@ def _time_propose(cell: Cell, state: states.DecodeState) -> float:
 def _propose(
   decoder: Decoder,
   params: Params,
-  keys_BK: Array,
   tokens_BL: Array,
   proposer_state: Any,
   rest: states.DecodeState,
@@ -288,16 +300,9 @@ def _propose(
 ):
   def one(_, carry):
     tokens_BL, proposer_state = carry
-    proposal, proposer_state = decoder.proposer.propose(
-      params,
-      keys_BK,
-      proposer_state,
-      TargetView(rest.target_cache, rest.prompt_length_B),
-      tokens_BL,
-      rest.length_B,
-      settings,
-    )
-    # The next call depends on this one, by a slot that nothing reads.
+    state = rest.replace(tokens_BL=tokens_BL, proposer_state=proposer_state)
+    proposal, proposer_state = decoder._propose(params, state, settings)
+    # The next call depends on this one, by a token behind the row's end.
     last_B = proposal.draft_BK[:, -1] + proposal.num_draft_B
     return tokens_BL.at[:, -1].set(last_B), proposer_state
 

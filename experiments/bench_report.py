@@ -62,12 +62,11 @@ def _row(bench: Bench, rounds: Rounds, cell: Cell) -> dict[str, Any]:
   total = runs[0][0].counts
   for run in runs[0][1:]:
     total += run.counts
-  num_steps = sum(run.num_loop_steps for run in runs[0])
+  drafts = np.concatenate([run.drafts for run in runs[0]])
+  num_steps = len(drafts)
   tokens_per_step = total.num_emitted / (num_steps * cell.batch_size)
-  num_passes = (
-    sum(run.num_passes * run.num_loop_steps for run in runs[0]) / num_steps
-  )
-  costs = _costs(bench, rounds, cell)
+  num_passes = float(np.mean([cell.num_passes(n) for n in drafts]))
+  costs = _costs(bench, rounds, cell, drafts)
   step = float(np.median(np.sum(seconds_RP, axis=1))) / num_steps
   predicted_step = bench_stats.step_seconds(costs, num_passes)
   predicted = bench_stats.predicted_speedup(costs, num_passes, tokens_per_step)
@@ -84,7 +83,9 @@ def _row(bench: Bench, rounds: Rounds, cell: Cell) -> dict[str, Any]:
     'proposer': cell.proposer,
     'K': cell.num_draft_tokens,
     'batch': cell.batch_size,
+    'stop_rule': cell.stop_rule,
     'width': cell.decoder.num_rows,
+    'widths': {str(w): share for w, share in _shares(cell, drafts).items()},
     'is_baseline': cell is base,
     'dtype': setting(target, 'dtype') or 'float32',
     'quantize': setting(target, 'quantize') or 'none',
@@ -121,7 +122,9 @@ def _row(bench: Bench, rounds: Rounds, cell: Cell) -> dict[str, Any]:
   }
 
 
-def _costs(bench: Bench, rounds: Rounds, cell: Cell) -> bench_stats.Costs:
+def _costs(
+  bench: Bench, rounds: Rounds, cell: Cell, drafts: np.ndarray
+) -> bench_stats.Costs:
   def seconds(key: CostKey) -> float:
     return float(np.median(rounds.costs[key])) / 1e3
 
@@ -129,14 +132,23 @@ def _costs(bench: Bench, rounds: Rounds, cell: Cell) -> bench_stats.Costs:
   draft, absorb = (None, None) if keys is None else map(seconds, keys)
   base = bench.baselines[cell.batch_size]
   return bench_stats.Costs(
-    plain=seconds(bench.target_key(base)),
-    verify=seconds(bench.target_key(cell)),
+    plain=seconds(bench.target_key(base, base.decoder.num_rows)),
+    verify=sum(
+      seconds(bench.target_key(cell, width)) * share
+      for width, share in _shares(cell, drafts).items()
+    ),
     draft=draft,
     absorb=absorb,
     propose=float(
       np.median([row[0].seconds_propose for row in rounds.runs[cell]])
     ),
   )
+
+
+def _shares(cell: Cell, drafts: np.ndarray) -> dict[int, float]:
+  """By width of the target's pass, the share of the steps."""
+  widths = [cell.width_of(n) for n in drafts]
+  return {width: widths.count(width) / len(widths) for width in set(widths)}
 
 
 def _is_equal(bench: Bench, rounds: Rounds, cell: Cell) -> bool | None:
@@ -245,7 +257,9 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     weights += f', {row["draft_dtype"] if own == "none" else own}'
   return {
     **row,
-    'proposer': row['proposer'] + ' (baseline)' * row['is_baseline'],
+    'proposer': row['proposer']
+    + ' (baseline)' * row['is_baseline']
+    + (f', {row["stop_rule"]}' if row['stop_rule'] != 'fixed' else ''),
     'weights': weights,
     'range': _range(row, 'tokens_per_second_least', 'tokens_per_second_most'),
     'interval': _range(row, 'speedup_low', 'speedup_high'),

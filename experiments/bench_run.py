@@ -71,6 +71,8 @@ class Bench:
     requests: of all prompts.
     rule: that verifies.
     max_length: of all buffers.
+    num_slots: of the longest cache; a few more or less cost nothing, so all
+      passes are measured with as many.
     cells: all; those of one batch size stand together, its baseline first.
     baselines: by batch size, the fastest plain decoding.
     costs: by pass, the model and the parameters it is measured with, and the
@@ -82,25 +84,31 @@ class Bench:
   requests: list[Request]
   rule: chain.Rule
   max_length: int
+  num_slots: int
   cells: list[Cell]
   baselines: dict[int, Cell]
   costs: dict[CostKey, tuple[LanguageModel, Params, int]]
   plain_costs: dict[int, dict[int, float]]
   seconds_compile: dict[Cell, float]
 
-  def target_key(self, cell: Cell) -> CostKey:
-    return _key('target', cell, cell.decoder.num_rows)
+  def target_key(self, cell: Cell, width: int) -> CostKey:
+    return self._key('target', cell, width)
 
   def draft_keys(self, cell: Cell) -> tuple[CostKey, CostKey] | None:
     """Of a draft pass over one row, and of the pass that absorbs."""
     if cell.drafting is None:
       return None
-    # A few slots more or less cost nothing: one measurement serves every K.
-    longest = max(
-      (c for c in self.cells if c.batch_size == cell.batch_size),
-      key=lambda c: c.decoder.num_slots,
+    return tuple(
+      self._key(cell.proposer, cell, t) for t in (1, cell.drafting[2])
     )
-    return tuple(_key(cell.proposer, longest, t) for t in (1, cell.drafting[2]))
+
+  def _key(self, who: str, cell: Cell, num_rows: int) -> CostKey:
+    return CostKey(
+      who=who,
+      batch_size=cell.batch_size,
+      num_rows=num_rows,
+      num_slots=self.num_slots,
+    )
 
   def rounds(self, repeats: int, peer: 'Peer | None') -> Iterator[Rounds]:
     """Runs every cell on every batch, over and over; yields what it has."""
@@ -165,15 +173,6 @@ class Bench:
     }
 
 
-def _key(who: str, cell: Cell, num_rows: int) -> CostKey:
-  return CostKey(
-    who=who,
-    batch_size=cell.batch_size,
-    num_rows=num_rows,
-    num_slots=cell.decoder.num_slots,
-  )
-
-
 def _measure(
   key: CostKey,
   costs: dict[CostKey, tuple[LanguageModel, Params, int]],
@@ -219,6 +218,7 @@ def prepare(config: 'BenchConfig') -> Bench:
     target=target,
     rule=rule,
     max_length=max_length,
+    runs=config.runs,
     proposers={
       name: generate.make_proposer(run, target, run.views()[1])
       for name, run in config.runs.items()
@@ -227,6 +227,7 @@ def prepare(config: 'BenchConfig') -> Bench:
   length = int(
     np.mean([len(r.prompt_tokens) + r.max_new_tokens / 2 for r in requests])
   )
+  num_slots = max_length + max(*config.draft_lengths, 1) + 1
   cells, baselines, plain_costs, costs = [], {}, {}, {}
   for size in config.batch_sizes:
     batches = bench_cells.make_batches(
@@ -236,7 +237,9 @@ def prepare(config: 'BenchConfig') -> Bench:
     with common.Progress(f'measuring plain steps, batch size {size}'):
       plain_costs[size] = {}
       for width, candidate in plain_cells.items():
-        key = _key('target', candidate, width)
+        key = CostKey(
+          who='target', batch_size=size, num_rows=width, num_slots=num_slots
+        )
         costs[key] = target.model, target.params, length
         plain_costs[size][width] = _measure(key, costs, num_calls=5)
     cheapest = min(PLAIN_WIDTHS, key=plain_costs[size].get)
@@ -248,12 +251,12 @@ def prepare(config: 'BenchConfig') -> Bench:
         for k in config.draft_lengths
         if k + 1 != cheapest
       ]
-    cells += [
-      make(name, k, batches)
-      for name in config.runs
-      if name != 'none'
-      for k in config.draft_lengths
-    ]
+    for name in config.runs:
+      if name != 'none':
+        cells += [make(name, k, batches) for k in config.draft_lengths]
+        if config.stop_rule != 'fixed':
+          most = max(config.draft_lengths)
+          cells.append(make(name, most, batches, None, config.stop_rule))
   seconds_compile = {}
   with common.Progress('compiling cell') as progress:
     for i, cell in enumerate(cells):
@@ -263,6 +266,7 @@ def prepare(config: 'BenchConfig') -> Bench:
     requests=requests,
     rule=rule,
     max_length=max_length,
+    num_slots=num_slots,
     cells=cells,
     baselines=baselines,
     costs=costs,
@@ -270,7 +274,9 @@ def prepare(config: 'BenchConfig') -> Bench:
     seconds_compile=seconds_compile,
   )
   for cell in cells:
-    costs[bench.target_key(cell)] = target.model, target.params, length
+    for width in cell.widths:
+      key = bench.target_key(cell, width)
+      costs[key] = target.model, target.params, length
     for key in bench.draft_keys(cell) or ():
       costs[key] = (*cell.drafting[:2], length)
   with common.Progress('compiling pass') as progress:
@@ -312,6 +318,7 @@ class _CellMaker:
   target: load.Loaded
   rule: chain.Rule
   max_length: int
+  runs: dict[str, RunConfig]
   proposers: dict[str, tuple[Proposer, Params]]
 
   def __call__(
@@ -320,22 +327,52 @@ class _CellMaker:
     num_draft_tokens: int,
     batches: list[bench_cells.Batch],
     width: int | None = None,
+    stop_rule: str = 'fixed',
   ) -> Cell:
-    proposer, params = self.proposers[name]
+    proposer, proposer_params = self.proposers[name]
+    settings = {}
     if num_draft_tokens:
       proposer = dataclasses.replace(
         proposer, num_draft_tokens=num_draft_tokens
       )
+      settings = self._widths(name, num_draft_tokens, stop_rule)
+    decoder = Decoder(
+      target=self.target.model,
+      proposer=proposer,
+      verify=self.rule,
+      max_length=self.max_length,
+      width=width,
+      **settings,
+    )
+    params = {'target': self.target.params, 'proposer': proposer_params}
+    if stop_rule != 'fixed':
+      decoder = self._stopping(decoder, params, stop_rule, batches[0].size)
     return Cell(
       proposer=name,
       num_draft_tokens=num_draft_tokens,
-      decoder=Decoder(
-        target=self.target.model,
-        proposer=proposer,
-        verify=self.rule,
-        max_length=self.max_length,
-        width=width,
-      ),
-      params={'target': self.target.params, 'proposer': params},
+      decoder=decoder,
+      params=params,
       batches=batches,
+      stop_rule=stop_rule,
     )
+
+  def _widths(self, name: str, num_draft_tokens: int, stop_rule: str) -> dict:
+    """As generate.py chooses them."""
+    changes = {'num_draft_tokens': num_draft_tokens}
+    if stop_rule != 'fixed':
+      changes['stop_rule'] = stop_rule
+    run = dataclasses.replace(self.runs[name], **changes)
+    widths = getattr(run, 'widths', None)
+    return {} if widths is None else {'widths': widths}
+
+  def _stopping(
+    self, decoder: Decoder, params: Params, stop_rule: str, batch_size: int
+  ) -> Decoder:
+    from experiments import lengths
+
+    if stop_rule == 'cost':
+      return lengths.with_costs(decoder, params, batch_size)[0]
+    proposer = dataclasses.replace(
+      decoder.proposer, stop=lengths.parse(stop_rule)
+    )
+    return dataclasses.replace(decoder, proposer=proposer)

@@ -47,6 +47,7 @@ _ONLY_WITH = {
   'draft_quantize': ('draft',),
   'draft_mesh': ('draft',),
   'exit_layer': ('early_exit',),
+  'stop_rule': ('draft', 'ngram', 'early_exit'),
 }
 _MOST_REPEATS = 1000
 
@@ -133,6 +134,8 @@ class BenchConfig:
     repeats: timed runs of each cell.
     peers: 'none' or one of `peers.PROGRAMS`.
     peers_dtype: of its weights; None: as ours.
+    stop_rule: 'fixed', or one by which every proposer is run once more, with
+      the largest draft length.
     plots: a folder, or None.
     json_out: a file, or None.
   """
@@ -143,6 +146,7 @@ class BenchConfig:
   repeats: int
   peers: str = 'none'
   peers_dtype: str | None = None
+  stop_rule: str = 'fixed'
   plots: str | None = None
   json_out: str | None = None
 
@@ -187,7 +191,7 @@ def config_from_flags(values: flags.FlagValues) -> BenchConfig:
   if not values['proposers'].present and values.draft is None:
     names.remove('draft')
   for flag, users in _ONLY_WITH.items():
-    is_given = flag in values and values[flag].value is not None
+    is_given = flag in values and values[flag].present
     if is_given and not set(users) & set(names):
       raise ValueError(
         f'--{flag} needs {users[0]} among --proposers, got {",".join(names)}.'
@@ -206,6 +210,7 @@ def config_from_flags(values: flags.FlagValues) -> BenchConfig:
     peers=values.peers,
     peers_dtype=values.peers_dtype,
     plots=values.plots,
+    stop_rule=_stop_rule(values),
     json_out=values.json_out,
   )
 
@@ -233,14 +238,26 @@ def _run_config(
     define(run)
   run.mark_as_parsed()
   for name in run:
-    is_ours = name in values and name not in _SET_HERE and name != 'json_out'
+    is_ours = name in values and name not in (
+      *_SET_HERE,
+      'stop_rule',
+      'json_out',
+    )
     if is_ours and proposer in _ONLY_WITH.get(name, (proposer,)):
       run[name].value = values[name].value
   run.proposer = proposer
   run.num_draft_tokens = num_draft_tokens
   run.batch_size = size
   run.ignore_eos = True
-  return run_config.config_from_flags(run)
+  config = run_config.config_from_flags(run)
+  if proposer != 'none' and _stop_rule(values) != 'fixed':
+    # Refused here, if it does not suit; cells without it share the models.
+    dataclasses.replace(config, stop_rule=_stop_rule(values))
+  return config
+
+
+def _stop_rule(values: flags.FlagValues) -> str:
+  return values.stop_rule if 'stop_rule' in values else 'fixed'
 
 
 def benchmark(config: BenchConfig) -> dict[str, Any]:
@@ -274,6 +291,7 @@ def _report(
       'proposers': list(config.runs),
       'draft_lengths': config.draft_lengths,
       'batch_sizes': config.batch_sizes,
+      'stop_rule': config.stop_rule,
       'repeats': config.repeats,
       'repeats_done': rounds.num_done,
       'peers': config.peers,

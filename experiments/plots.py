@@ -58,8 +58,11 @@ def _series(report: Report) -> dict[tuple[str, int], list[dict[str, Any]]]:
   """Speculative rows by proposer and batch size, by K."""
   found: dict[tuple[str, int], list] = {}
   for row in sorted(report['rows'], key=lambda row: row['K']):
+    name = row['proposer']
+    if row['stop_rule'] != 'fixed':
+      name += f' {row["stop_rule"]}'
     if row['K']:
-      found.setdefault((row['proposer'], row['batch']), []).append(row)
+      found.setdefault((name, row['batch']), []).append(row)
   return found
 
 

@@ -9,7 +9,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import chips, common, roofline
+from experiments import chips, common, measure_chip, roofline
 from specjax.models import presets
 
 H100 = chips.CHIPS['h100']
@@ -131,7 +131,7 @@ class MainTest(parameterized.TestCase):
     self.assertLen([x for x in out.splitlines() if x.startswith('| ')], 3)
 
   def test_measuring_gives_a_chip(self):
-    chip, rates = roofline.measure(num_bytes=2**16, size=16, num_calls=2)
+    chip, rates = measure_chip.measure(num_bytes=2**16, size=16, num_calls=2)
     self.assertGreater(chip.hbm_bandwidth, 0)
     self.assertGreater(chip.hbm_bytes, 2**20)
     self.assertEqual(set(rates), {'float32', 'bfloat16', 'int8'})
