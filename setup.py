@@ -96,6 +96,8 @@ setuptools.setup(
     'notebooks': ['jupyterlab', 'matplotlib'],
     # Compiles for TPUs without one; keep it out of the test environment.
     'tpu-aot': ['jax[tpu]>=0.10.2'],
+    'plots': ['matplotlib'],
+    # What experiments/benchmark.py times beside specjax.
     'peers': ['torch', 'transformers', 'accelerate'],
   },
 )

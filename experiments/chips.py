@@ -32,8 +32,13 @@ class Chip:
 # libtpu 0.0.42 says is available, when it refuses a program that is too large.
 # The page of v5p states no int8 peak; https://cloud.google.com/blog/products/
 # ai-machine-learning/introducing-cloud-tpu-v5p-and-ai-hypercomputer has it.
+# The page of v4 (docs/v4) gives one peak, "275 teraflops (bf16 or int8)".
 # NVIDIA, SXM forms: the data sheets at https://www.nvidia.com/en-us/
-# data-center/ (a100, h100, h200), halved where they count sparsity.
+# data-center/ (a100, h100, h200; l4 is a card), halved where they count
+# sparsity. A10G: NVIDIA's data sheet for AWS, likewise, https://
+# d1.awsstatic.com/product-marketing/ec2/
+# NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf
+# RTX 4090: NVIDIA Ada GPU Architecture, version 2.1, table 2, with FP32 sums.
 CHIPS = {
   chip.name: chip
   for chip in (
@@ -81,6 +86,35 @@ CHIPS = {
       hbm_bandwidth=4800e9,
       bfloat16_flops=989.5e12,
       int8_ops=1979e12,
+    ),
+    Chip(
+      name='v4',
+      hbm_bytes=32 * 2**30,
+      hbm_bandwidth=1200e9,
+      bfloat16_flops=275e12,
+      int8_ops=275e12,
+      num_axes=3,
+    ),
+    Chip(
+      name='l4',
+      hbm_bytes=24 * 10**9,
+      hbm_bandwidth=300e9,
+      bfloat16_flops=121e12,
+      int8_ops=242.5e12,
+    ),
+    Chip(
+      name='a10g',
+      hbm_bytes=24 * 10**9,
+      hbm_bandwidth=600e9,
+      bfloat16_flops=70e12,
+      int8_ops=140e12,
+    ),
+    Chip(
+      name='rtx4090',
+      hbm_bytes=24 * 10**9,
+      hbm_bandwidth=1008e9,
+      bfloat16_flops=165.2e12,
+      int8_ops=660.6e12,
     ),
   )
 }

@@ -43,11 +43,13 @@ class ChipsTest(parameterized.TestCase):
     for chip in chips.CHIPS.values():
       with self.subTest(chip.name):
         self.assertBetween(chip.hbm_bytes, 15 * 2**30, 200 * 2**30)
-        self.assertBetween(chip.hbm_bandwidth, 5e11, 1e13)
-        self.assertBetween(chip.bfloat16_flops, 1e14, 3e15)
-        # Twice bfloat16, but for rounding in the sources.
+        self.assertBetween(chip.hbm_bandwidth, 2e11, 1e13)
+        self.assertBetween(chip.bfloat16_flops, 5e13, 3e15)
+        # Twice bfloat16, but for rounding in the sources; a v4 has one rate,
+        # and the 4090 halves that of bfloat16 where sums are float32.
+        ratio = {'v4': 1, 'rtx4090': 4}.get(chip.name, 2)
         self.assertAlmostEqual(
-          chip.int8_ops / chip.bfloat16_flops, 2, delta=0.02
+          chip.int8_ops / chip.bfloat16_flops, ratio, delta=0.02
         )
 
 
