@@ -103,14 +103,15 @@ class CompilationCacheTest(absltest.TestCase):
     self.assertFalse(self.folder.exists())
 
   def test_where(self):
+    home = str(self.root / 'home')
     for cache, want in (
-      ('/a/b', '/a/b/specjax/compiled'),
-      ('', '/home/x/.cache/specjax/compiled'),
-      ('b', '/home/x/.cache/specjax/compiled'),
+      (str(self.root), self.root / 'specjax' / 'compiled'),
+      ('', pathlib.Path(home, '.cache', 'specjax', 'compiled')),
+      ('relative', pathlib.Path(home, '.cache', 'specjax', 'compiled')),
     ):
-      settings = {'XDG_CACHE_HOME': cache, 'HOME': '/home/x'}
+      settings = {'XDG_CACHE_HOME': cache, 'HOME': home}
       with mock.patch.dict(os.environ, settings):
-        self.assertEqual(str(compilation_cache.folder()), want)
+        self.assertEqual(compilation_cache.folder(), want)
 
   def test_tests_leave_the_users_folder_alone(self):
     self.assertEqual(os.environ['JAX_ENABLE_COMPILATION_CACHE'], 'false')
