@@ -39,6 +39,7 @@ import numpy as np
 from absl import flags, logging
 
 import specjax
+from experiments import compilation_cache
 
 # A title, and a function that defines the flags under it on the given values.
 FlagGroup = tuple[str, Callable[[flags.FlagValues], None]]
@@ -56,6 +57,8 @@ def run_main(
   main: Callable[[flags.FlagValues], int | None],
   flag_groups: Sequence[FlagGroup],
   argv: Sequence[str] | None = None,
+  *,
+  keeps_compiled: bool = True,
 ) -> int:
   """Parses the flags, calls `main`, and turns bad input into one sentence.
 
@@ -64,6 +67,8 @@ def run_main(
       of its module opens the help.
     flag_groups: the script's flags, in the order of the help.
     argv: the arguments without the program's name; None: those of the process.
+    keeps_compiled: whether compiled programs are kept for the next start; not
+      where compiling is what is looked at.
 
   Returns:
     The exit code: that of `main` (None is 0), 0 after `--help`, or 2 after a
@@ -84,6 +89,9 @@ def run_main(
     return 0
   try:
     _parse(values, argv)
+    # Processes that share programs compile them together.
+    if keeps_compiled and not _is_given(values, 'num_processes'):
+      _keep_compiled(name)
     return main(values) or 0
   except BrokenPipeError:
     # Whoever read the output has left. Python would complain once more when
@@ -112,6 +120,20 @@ def run_main(
   except KeyboardInterrupt:
     print(f'{name}: interrupted.', file=sys.stderr)
     return 130
+
+
+def _is_given(values: flags.FlagValues, name: str) -> bool:
+  return name in values and values[name].value is not None
+
+
+def _keep_compiled(name: str):
+  try:
+    compilation_cache.use()
+  except OSError as error:
+    print(
+      f'{name}: compiled programs are not kept: {sentence(error)}',
+      file=sys.stderr,
+    )
 
 
 def _define(

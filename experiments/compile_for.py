@@ -396,4 +396,4 @@ def environment() -> dict[str, Any]:
 if __name__ == '__main__':
   # What is compiled for is named by --topology; nothing runs on this machine.
   jax.config.update('jax_platforms', 'cpu')
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(common.run_main(main, FLAG_GROUPS, keeps_compiled=False))

@@ -137,4 +137,4 @@ def _print_row(cells: tuple[str, ...]):
 
 if __name__ == '__main__':
   jax.config.update('jax_platforms', 'cpu')
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(common.run_main(main, FLAG_GROUPS, keeps_compiled=False))

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import jax
 from absl import flags
 
-from experiments import common, processes, prompts, trace
+from experiments import common, conversions, processes, prompts, trace
 from experiments.run_config import FLAG_GROUPS, RunConfig, config_from_flags
 from specjax import chat, generation, mesh, metrics
 from specjax.decode import Decoder
@@ -46,11 +46,12 @@ def make_proposer(
       num_draft_tokens=config.num_draft_tokens,
     ), ()
   with common.Progress(f'loading draft {config.draft}'):
-    draft = load.load(
+    draft = conversions.load_model(
       config.draft,
       config.draft_dtype or config.dtype,
       config.draft_quantize or config.quantize,
       view,
+      config.cache_dir,
     )
   check_same_vocabulary(target.tokenizer, draft.tokenizer)
   sizes = target.model.vocab_size, draft.model.vocab_size
@@ -101,8 +102,12 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
   target_view, draft_view = config.views()
   clock = time.perf_counter()
   with common.Progress(f'loading target {config.target}'):
-    target = load.load(
-      config.target, config.dtype, config.quantize, target_view
+    target = conversions.load_model(
+      config.target,
+      config.dtype,
+      config.quantize,
+      target_view,
+      config.cache_dir,
     )
   proposer, proposer_params = make_proposer(config, target, draft_view)
   seconds_load = time.perf_counter() - clock

@@ -4,7 +4,7 @@ import dataclasses
 
 from absl import flags
 
-from experiments import common, processes
+from experiments import common, conversions, processes
 from specjax import noise, requests
 from specjax.mesh import (
   FULLY_SHARDED,
@@ -44,6 +44,13 @@ def define_model_flags(values: flags.FlagValues):
     None,
     quantize.SCHEMES,
     'Of the draft, if not as --quantize.',
+  )
+  string(
+    'cache_dir',
+    None,
+    'A folder in which models are kept as they are after loading, found again '
+    "by their files' content, --dtype and --quantize; it is made if missing. "
+    'Not for hf:ORG/NAME.',
   )
 
 
@@ -262,6 +269,7 @@ class RunConfig:
   draft_dtype: str | None = None
   quantize: str = 'none'
   draft_quantize: str | None = None
+  cache_dir: str | None = None
   mesh: str = 'data:1,model:1'
   draft_mesh: str | None = None
   fully_sharded: bool = False
@@ -335,6 +343,8 @@ class RunConfig:
       )
     if self.system is not None and not self.chat:
       raise ValueError('--system needs --chat.')
+    if self.cache_dir is not None:
+      conversions.check_cache_dir(self.cache_dir)
     if self.json_out is not None and self.is_first:
       common.check_writable(self.json_out)
 

@@ -182,10 +182,11 @@ def put(
 ) -> Array:
   """A whole array that every process holds, put into its shards.
 
-  Without a placement it goes to the default device.
+  Without a placement it goes to the default device. A NumPy array may from now
+  on be the array's own memory: nobody may write to it.
   """
   if placement is None:
-    return jnp.asarray(value)
+    return jax.device_put(value)
   sharding = placement.sharding(*logical_axes)
   if sharding.is_fully_addressable:
     return jax.device_put(value, sharding)

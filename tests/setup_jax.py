@@ -3,7 +3,9 @@
 Rank promotion raises, so that `length_B < index_B1` is an error and not a
 silent [B, B]; eight fake CPU devices stand ready for placement tests; and
 float32 products are not allowed to use shorter passes. Tests compile much and
-compute little, so the compiler takes less trouble.
+compute little, so the compiler takes less trouble. Nothing is read from or left
+in the user's cache of compiled programs, by scripts in processes of their own
+neither.
 """
 
 import os
@@ -15,6 +17,8 @@ os.environ['XLA_FLAGS'] = ' '.join(
     '--xla_llvm_disable_expensive_passes=true',
   )
 )
+
+os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
 
 import jax  # noqa: E402
 

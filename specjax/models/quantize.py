@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax import sharding
 from specjax.shapes import Array, Params
@@ -63,10 +64,9 @@ def quantize(x: Array) -> tuple[Array, Array]:
   ([[50, -127, 0], [0, 0, 0]], 0.02)
   """
   x = x.astype(jnp.float32)
-  # The bound keeps the scale a normal number: a smaller one may be flushed to
-  # zero. `maximum` hands on a NaN, a comparison would not.
-  smallest = _LARGEST * jnp.finfo(jnp.float32).tiny
-  largest = jnp.maximum(jnp.max(jnp.abs(x), axis=-1, keepdims=True), smallest)
+  # `maximum` hands on a NaN, a comparison would not.
+  largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
+  largest = jnp.maximum(largest, _smallest())
   # Written as compilers rewrite a division by a constant, lest the last bit
   # depend on whether they do.
   scale = largest * (1 / _LARGEST)
@@ -81,6 +81,36 @@ def quantize_weight(weight_OI: Array) -> Int8Weight:
   dtype('int8')
   """
   return Int8Weight(*quantize(weight_OI))
+
+
+def quantize_rows(x_OI: Any, int8_OI: Any, scale_O: Any) -> bool:
+  """`quantize` on the host: the same bits, written to where they belong.
+
+  Args:
+    x_OI: float32 NumPy array.
+    int8_OI: takes the rounded rows.
+    scale_O: takes their scales.
+
+  Returns:
+    Whether all values are finite; if not, nothing is written.
+  """
+  largest_O = np.maximum(x_OI.max(axis=1), -x_OI.min(axis=1))
+  largest_O = np.maximum(largest_O, _smallest())
+  if not np.all(np.isfinite(largest_O)):
+    return False
+  scale_O[...] = largest_O * np.float32(1 / _LARGEST)
+  scaled_OI = x_OI * (_LARGEST / largest_O)[:, None]
+  np.rint(scaled_OI, out=scaled_OI)
+  np.copyto(int8_OI, scaled_OI, casting='unsafe')
+  return True
+
+
+def _smallest() -> np.float32:
+  """The bound under `largest`, which keeps a scale a normal number.
+
+  A smaller one may be flushed to zero.
+  """
+  return _LARGEST * np.finfo(np.float32).tiny
 
 
 def is_quantized(leaf: Any) -> bool:

@@ -310,6 +310,18 @@ class BadInputTest(Case):
       self.refused((*DEMO, f'--json_out={path}'), 'cannot write', *fragments)
     loads.assert_not_called()
 
+  @parameterized.named_parameters(
+    ('no_folder', 'no/such/cache', 'not an existing folder'),
+    ('file', 'a_file', 'it is not a folder'),
+    ('empty', '', 'the path is empty'),
+  )
+  def test_a_cache_that_cannot_be_used(self, name, *fragments):
+    (self.folder / 'a_file').write_text('')
+    path = str(self.folder / name) if name else ''
+    with mock.patch.object(load, 'load') as loads:
+      self.refused((*DEMO, f'--cache_dir={path}'), '--cache_dir', *fragments)
+    loads.assert_not_called()
+
   def test_a_result_that_is_read_only(self):
     path = self.folder / 'out.json'
     path.write_text('old')

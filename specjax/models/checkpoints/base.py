@@ -6,7 +6,6 @@ both directions: no tensor is left over and no parameter is left out.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,8 @@ import numpy as np
 from specjax import sharding
 from specjax.models import config as model_config
 from specjax.models import quantize, transformer
-from specjax.shapes import Array, Params
+from specjax.models.checkpoints import convert
+from specjax.shapes import Params
 
 _LAYER_NAMES = {
   'attn_norm': 'input_layernorm.weight',
@@ -64,7 +64,8 @@ class Checkpoint:
     config: in the form of a config.json.
     shapes: tensor name in Hugging Face form
       ('model.layers.0.self_attn.q_proj.weight') to its shape, [out, in].
-    read: reads one tensor by its name; nothing is read before.
+    read: one tensor by its name, an array or something whose rows are read
+      when they are asked for; nothing is read before.
     norms_have_one_added: in families whose norms multiply by 1 + w, whether
       the file holds 1 + w (GGUF) and not w.
     stop_ids: the ids that end a text.
@@ -72,7 +73,7 @@ class Checkpoint:
 
   config: dict[str, Any]
   shapes: dict[str, tuple[int, ...]]
-  read: Callable[[str], jax.Array | np.ndarray]
+  read: Callable[[str], convert.Tensor]
   norms_have_one_added: bool = False
   stop_ids: tuple[int, ...] = ()
 
@@ -102,9 +103,10 @@ def load_params(
   """The checkpoint's tensors as the model's parameters.
 
   Tensors are read, checked, converted and put into their shards one at a time,
-  so the peak is the parameters plus one tensor: with int8 weights never the
-  whole float model, and they are rounded once, from the file's values. A tied
-  model's file may hold the output head as well; it must equal the embedding.
+  and each a few rows at a time: the peak is the parameters, and beside a mesh
+  or an accelerator one tensor. int8 weights are rounded once, from the file's
+  values. A tied model's file may hold the output head as well; it must equal
+  the embedding.
 
   Args:
     model: usually `config_from_hf(checkpoint.config, ...)`; its dtype is the
@@ -142,32 +144,34 @@ def load_params(
     and not checkpoint.norms_have_one_added
   )
 
-  def read(name: str) -> Array | quantize.Int8Weight:
+  def read(name: str) -> np.ndarray | quantize.Int8Weight:
     spec = specs[name]
-    is_norm = name.endswith('norm.weight')
-    is_int8 = model.quantize == 'int8' and quantize.is_quantized(spec)
-    value, is_finite = _convert(
-      jnp.asarray(checkpoint.read(own_names[name])),
-      dtype='float32' if is_int8 else spec.dtype,
-      add_one=add_one and is_norm,
-    )
-    if value.shape != spec.shape:
+    tensor = checkpoint.read(own_names[name])
+    if tuple(tensor.shape) != spec.shape:
       raise ValueError(
-        f'{name} must have shape {spec.shape}, got {value.shape}.'
+        f'{name} must have shape {spec.shape}, got {tuple(tensor.shape)}.'
       )
-    if not is_finite:
+    if not quantize.is_quantized(spec):
+      is_norm = name.endswith('norm.weight')
+      value = convert.to_float(tensor, spec.dtype, add_one and is_norm)
+    elif model.quantize == 'int8':
+      value = convert.to_int8(tensor, pool)
+    else:
+      value = convert.to_matrix(tensor, spec.dtype, pool)
+    if value is None:
       raise ValueError(f'{name} must be finite, it has a NaN or an infinity.')
-    return quantize.quantize_weight(value) if is_int8 else value
+    return value
 
   def place(name: str, spec: Any) -> Any:
     return sharding.put_params(spec, read(name), model.placement)
 
   own_specs = model.param_specs()
-  params = jax.tree.map(place, names, own_specs)
+  with convert.thread_pool() as pool:
+    params = jax.tree.map(place, names, own_specs)
+    if has_spare_head:
+      head = place(_HEAD, own_specs['embed'])
   if has_spare_head and not jax.tree.all(
-    jax.tree.map(
-      jnp.array_equal, place(_HEAD, own_specs['embed']), params['embed']
-    )
+    jax.tree.map(jnp.array_equal, head, params['embed'])
   ):
     raise ValueError(
       f'{_HEAD} must equal {_EMBED} where tie_word_embeddings is true.'
@@ -224,12 +228,3 @@ def _check_shapes(specs, own_names, checkpoint: Checkpoint):
     if len(wrong) > _MAX_NAMES_SHOWN:
       shown += f'; and {len(wrong) - _MAX_NAMES_SHOWN} more'
     raise ValueError(f'{shown}.')
-
-
-@functools.partial(jax.jit, static_argnames=('dtype', 'add_one'))
-def _convert(value: Array, *, dtype: str, add_one: bool):
-  """The value in its dtype, and whether all of it is finite."""
-  if add_one:
-    value = value.astype(jnp.float32) + 1.0
-  value = value.astype(dtype)
-  return value, jnp.all(jnp.isfinite(value))

@@ -16,12 +16,10 @@ import re
 import struct
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from specjax import gguf_tokenizer
 from specjax.models.checkpoints import base, dequantize, gguf_config
-from specjax.shapes import Array
 
 _VERSIONS = (2, 3)
 _MAX_AXES = 4
@@ -40,6 +38,7 @@ _SCALARS = {
   12: '<f8',
 }
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct('<Q')
 # The least bytes that an entry can take; they bound what a count may claim.
 _LEAST_ENTRY = 8 + 4 + 1
 _LEAST_TENSOR = 8 + 4 + 8 + 4 + 8
@@ -127,6 +126,26 @@ class _Cursor:
         f'{self.path}: {what} at byte {start} is not UTF-8.'
       ) from None
 
+  def strings(self, count: int, what: str) -> list[str]:
+    """`string`, `count` times, without a call for each of 300,000."""
+    data, size, length_at = self.data, len(self.data), _LENGTH.unpack_from
+    strings, at = [], self.at
+    while len(strings) < count:
+      start = at + 8
+      # Only where both lie in the file; `string` says what is wrong.
+      stop = start + length_at(data, at)[0] if start <= size else size + 1
+      if stop > size:
+        break
+      try:
+        strings.append(data[start:stop].decode('utf-8'))
+      except UnicodeDecodeError:
+        break
+      at = stop
+    self.at = at
+    if len(strings) < count:
+      self.string(what)
+    return strings
+
   def value(self, what: str) -> Any:
     kind = self.number('<I', f'type of {what}')
     if kind == _STRING:
@@ -149,8 +168,7 @@ class _Cursor:
   def array(self, what: str) -> list[str] | np.ndarray:
     kind = self.number('<I', f'element type of {what}')
     if kind == _STRING:
-      count = self.count(8, f'length of {what}')
-      return [self.string(what) for _ in range(count)]
+      return self.strings(self.count(8, f'length of {what}'), what)
     if kind == _ARRAY:
       raise ValueError(f'{self.path}: {what} is an array of arrays.')
     dtype = self.dtype(kind, what)
@@ -269,7 +287,7 @@ def read_metadata(path: str | os.PathLike) -> dict[str, Any]:
   return _read_metadata(_Cursor(_map(path), os.fspath(path)))[0]
 
 
-def _unpermute_rows(rows: np.ndarray, num_heads: int) -> np.ndarray:
+def _row_order(num_rows: int, num_heads: int) -> np.ndarray:
   """Undoes the row order that llama files have for q and k.
 
   Within a head the file interleaves the two halves that rotary embedding
@@ -278,32 +296,27 @@ def _unpermute_rows(rows: np.ndarray, num_heads: int) -> np.ndarray:
     file row   0 1 2 3 4 5      pairs (0, 1) (2, 3) (4, 5)
     our row    0 2 4 1 3 5      pairs (0, 3) (1, 4) (2, 5) of ours
   """
-  pairs = rows.reshape(num_heads, -1, 2, rows.shape[-1])
-  return pairs.swapaxes(1, 2).reshape(rows.shape)
+  pairs = np.arange(num_rows).reshape(num_heads, -1, 2)
+  return pairs.swapaxes(1, 2).reshape(num_rows)
 
 
-def _read_tensor(
-  data: mmap.mmap, info: TensorInfo, name: str, num_heads: int | None, dtype
-) -> Array:
-  packed = np.frombuffer(data, np.uint8, info.num_bytes, info.start)
-  if num_heads is not None:
-    # Rows are packed one by one, so whole rows move still packed.
-    packed = _unpermute_rows(
-      packed.reshape(info.shape[0], -1), num_heads
-    ).reshape(-1)
-  values, is_finite = dequantize.dequantize(
-    packed, info.format_name, info.shape, dtype
+def _tensor(
+  data: mmap.mmap, info: TensorInfo, name: str, num_heads: int | None = None
+) -> dequantize.PackedTensor:
+  return dequantize.PackedTensor(
+    name=name,
+    packed=np.frombuffer(data, np.uint8, info.num_bytes, info.start),
+    format_name=info.format_name,
+    shape=info.shape,
+    order=num_heads and _row_order(info.shape[0], num_heads),
   )
-  if not is_finite:
-    raise ValueError(f'{name} has a scale that is NaN or infinite.')
-  return values
 
 
 def read_gguf(path: str | os.PathLike) -> base.Checkpoint:
   """Opens a GGUF file as a checkpoint.
 
   Architectures llama (also Mistral), qwen2, qwen3 and gemma3. Only the header
-  is read here; `read(name, dtype=jnp.float32)` de-quantises one tensor.
+  is read here; `read(name)` de-quantises the rows that it is asked for.
 
   Args:
     path: a GGUF file of version 2 or 3.
@@ -315,7 +328,7 @@ def read_gguf(path: str | os.PathLike) -> base.Checkpoint:
   Raises:
     ValueError: if the file cannot be read, claims more than it holds, has an
       unknown architecture, tensor or tensor type, or lacks a setting; from
-      `read`, if the name is unknown or a scale is not finite.
+      `read`, if the name is unknown; from its rows, if a scale is not finite.
   """
   path = os.fspath(path)
   data = _map(path)
@@ -326,9 +339,7 @@ def read_gguf(path: str | os.PathLike) -> base.Checkpoint:
   )
   factors = infos.pop('rope_freqs.weight', None)
   if factors is not None:
-    factors = np.asarray(
-      _read_tensor(data, factors, 'rope_freqs.weight', None, jnp.float32)
-    )
+    factors = np.asarray(_tensor(data, factors, 'rope_freqs.weight'))
   shapes = {name: info.shape for name, info in infos.items()}
   config = gguf_config.read_config(path, metadata, shapes, factors)
   names = gguf_config.hugging_face_names(path, metadata, shapes)
@@ -342,15 +353,14 @@ def read_gguf(path: str | os.PathLike) -> base.Checkpoint:
       return config['num_key_value_heads']
     return None
 
-  def read(name: str, dtype: Any = jnp.float32) -> Array:
+  def read(name: str) -> dequantize.PackedTensor:
     if name not in names:
       raise ValueError(f'{path} has no tensor {name!r}.')
-    return _read_tensor(
+    return _tensor(
       data,
       infos[names[name]],
       f'{path}: tensor {names[name]!r}',
       num_permuted_heads(name),
-      dtype,
     )
 
   return base.Checkpoint(

@@ -166,7 +166,8 @@ def restore(
     except Exception as error:  # It raises nothing more precise.
       raise _unreadable(folder, error.__cause__ or error) from None
   for leaf_path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    if not jnp.all(jnp.isfinite(leaf)):
+    is_float = jnp.issubdtype(leaf.dtype, jnp.inexact)
+    if is_float and not jnp.all(jnp.isfinite(leaf)):
       raise ValueError(
         f'{_path_name(leaf_path)} must be finite, it has a NaN or an infinity.'
       )

@@ -9,7 +9,6 @@ import tempfile
 import tracemalloc
 import unittest
 
-import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
@@ -220,11 +219,6 @@ class ReadTest(_FileCase):
     self.assertEqual(config['model_type'], 'mistral')
     self.assertEqual(config['sliding_window'], 7)
 
-  def test_read_in_bfloat16(self):
-    checkpoint = gguf_reader.read_gguf(self.write())
-    value = checkpoint.read('model.norm.weight', dtype=jnp.bfloat16)
-    self.assertEqual(value.dtype, jnp.bfloat16)
-
   def test_metadata(self):
     path = self.write(
       settings={'a.list': ['x', 'ä'], 'a.numbers': [1.5, 2.0], 'a.text': 'ß'}
@@ -353,7 +347,7 @@ class RefusalTest(_FileCase):
     checkpoint = gguf_reader.read_gguf(path)
     last = list(checkpoint.shapes)[-1]
     with self.assertRaisesRegex(ValueError, "tensor 'blk.1.* NaN or infinite"):
-      checkpoint.read(last)
+      np.asarray(checkpoint.read(last))
 
   def test_unknown_name(self):
     checkpoint = gguf_reader.read_gguf(self.write())
