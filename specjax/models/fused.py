@@ -27,7 +27,7 @@ def fuse(model: 'Transformer', params: Params) -> tuple['Transformer', Params]:
 
   Args:
     model: on one device, not fused.
-    params: its parameters. If this is the only reference to them, no more than
+    params: its parameters; the parts are deleted layer by layer, so that only
       one layer is held twice.
 
   Raises:
@@ -35,14 +35,17 @@ def fuse(model: 'Transformer', params: Params) -> tuple['Transformer', Params]:
   """
   if model.placement is not None or model.is_fused:
     raise ValueError('only a model on one device that is not fused is fused.')
-  layers = list(params['layers'])
-  params = {**params, 'layers': ()}
-  fused = []
-  while layers:
-    fused.append(join(layers.pop(0), _concatenate))
+  layers = []
+  for layer in params['layers']:
+    layers.append(join(layer, _concatenate))
+    kept = {id(x) for x in jax.tree.leaves(layers[-1])}
+    jax.block_until_ready(layers[-1])
+    for x in jax.tree.leaves(layer):
+      if id(x) not in kept:
+        x.delete()
   return (
     dataclasses.replace(model, is_fused=True),
-    {**params, 'layers': tuple(fused)},
+    {**params, 'layers': tuple(layers)},
   )
 
 

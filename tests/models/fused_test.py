@@ -20,7 +20,9 @@ class FusedTest(parameterized.TestCase):
     if scheme == 'int8':
       params = quantize.quantize_params(params)
       model = tiny.model(name, quantize='int8')
+    want = tiny.logits_of(model, params)
     got_model, got_params = fused.fuse(model, params)
+    self.assertTrue(jax.tree.leaves(params['layers'][0]['q'])[0].is_deleted())
     for layer in got_params['layers']:
       self.assertContainsSubset({'qkv', 'gate_up'}, layer)
       self.assertNoCommonElements({'q', 'k', 'v', 'gate', 'up'}, layer)
@@ -30,9 +32,7 @@ class FusedTest(parameterized.TestCase):
     shapes = jax.tree.map(lambda x: x.shape, got_params)
     self.assertEqual(shapes, declared)
     np.testing.assert_allclose(
-      tiny.logits_of(got_model, got_params),
-      tiny.logits_of(model, params),
-      atol=1e-5,
+      tiny.logits_of(got_model, got_params), want, atol=1e-5
     )
 
   def test_fusing_twice_is_refused(self):
