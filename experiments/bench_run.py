@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments import bench_cells, common, generate, prompts, step_costs
+from experiments import (
+  bench_cells,
+  common,
+  conversions,
+  generate,
+  prompts,
+  step_costs,
+)
 from experiments.bench_cells import Cell, Run
 from experiments.run_config import RunConfig
 from specjax.decode import Decoder
@@ -210,8 +217,13 @@ def prepare(config: 'BenchConfig') -> Bench:
   )
   rule = generate.choose_rule(plain.verify, rows)
   with common.Progress(f'loading target {plain.target}'):
-    target = load.load(
-      plain.target, plain.dtype, plain.quantize, plain.views()[0]
+    target = conversions.load_model(
+      plain.target,
+      plain.dtype,
+      plain.quantize,
+      plain.views()[0],
+      cache_dtype=plain.cache_dtype,
+      cache_dir=plain.cache_dir,
     )
   requests, max_length = _requests(plain, target, rows)
   make = _CellMaker(

@@ -1,4 +1,4 @@
-"""--cache_dir: models as they are after loading, found by their files' content.
+"""Models ready to decode; with --cache_dir they are kept as they were loaded.
 
 An entry is an orbax folder as `load.save` writes it, and a hash of its own
 files. Its name is a hash of all that it depends on: every byte of the model's
@@ -19,7 +19,8 @@ from concurrent import futures
 import jax
 
 from specjax.mesh import View
-from specjax.models import load
+from specjax.models import fused, load
+from specjax.models.transformer import Transformer
 
 # Changes with whatever changes the parameters that a file becomes.
 _VERSION = 1
@@ -49,7 +50,40 @@ def load_model(
   dtype: str,
   quantize: str,
   view: View | None,
+  *,
+  cache_dtype: str | None = None,
   cache_dir: str | None = None,
+) -> load.Loaded:
+  """A model ready to decode: loaded, and on one device fused.
+
+  Args:
+    name, dtype, quantize, view: as for `load.load`.
+    cache_dtype: of keys and values, see `Transformer`.
+    cache_dir: where converted models are kept; None keeps none.
+
+  Raises:
+    ValueError: as `load.load`, or the model has no cache of such a dtype.
+  """
+  loaded = _load(name, dtype, quantize, view, cache_dir)
+  model, params = loaded.model, loaded.params
+  if not isinstance(model, Transformer):
+    if cache_dtype is not None:
+      raise ValueError(
+        f'--cache_dtype is for transformers, {name} has a cache of its own.'
+      )
+    return loaded
+  model = dataclasses.replace(model, cache_dtype=cache_dtype)
+  if model.placement is None:
+    model, params = fused.fuse(model, params)
+  return dataclasses.replace(loaded, model=model, params=params)
+
+
+def _load(
+  name: str,
+  dtype: str,
+  quantize: str,
+  view: View | None,
+  cache_dir: str | None,
 ) -> load.Loaded:
   """`load.load`, by way of the folder if one is given.
 

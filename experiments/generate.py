@@ -51,7 +51,8 @@ def make_proposer(
       config.draft_dtype or config.dtype,
       config.draft_quantize or config.quantize,
       view,
-      config.cache_dir,
+      cache_dtype=config.cache_dtype,
+      cache_dir=config.cache_dir,
     )
   check_same_vocabulary(target.tokenizer, draft.tokenizer)
   sizes = target.model.vocab_size, draft.model.vocab_size
@@ -107,7 +108,8 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
       config.dtype,
       config.quantize,
       target_view,
-      config.cache_dir,
+      cache_dtype=config.cache_dtype,
+      cache_dir=config.cache_dir,
     )
   proposer, proposer_params = make_proposer(config, target, draft_view)
   seconds_load = time.perf_counter() - clock

@@ -14,7 +14,7 @@ from specjax.mesh import (
   parse_mesh,
   refine,
 )
-from specjax.models import quantize
+from specjax.models import quantize, transformer
 from specjax.proposers.base import check_num_draft_tokens
 from specjax.proposers.ngram import NGram
 from specjax.sampling import SamplingOptions
@@ -44,6 +44,13 @@ def define_model_flags(values: flags.FlagValues):
     None,
     quantize.SCHEMES,
     'Of the draft, if not as --quantize.',
+  )
+  enum(
+    'cache_dtype',
+    None,
+    transformer.CACHE_DTYPES,
+    'Of the keys and values of target and draft; int8 is rounded with a scale '
+    'per token and head. If not given: as --dtype, on a CPU float32.',
   )
   string(
     'cache_dir',
