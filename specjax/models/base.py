@@ -201,6 +201,12 @@ def append_slots(
 def write_slots(cache_BGSC: Array, new_BGTC: Array, slot_BT: Array) -> Array:
   """Writes the new entries of one layer at each row's own slots."""
 
+  if slot_BT.shape[1] == 1:
+    # A scatter of one entry becomes a guarded slice update, which reads what it
+    # overwrites and so copies the cache. A second one, dropped, prevents that.
+    new_BGTC = jnp.pad(new_BGTC, ((0, 0), (0, 0), (0, 1), (0, 0)))
+    slot_BT = jnp.pad(slot_BT, ((0, 0), (0, 1)), constant_values=2**31 - 1)
+
   def write(cache_SC: Array, new_TC: Array, slot_T: Array) -> Array:
     return cache_SC.at[slot_T].set(new_TC, mode='drop')
 
