@@ -29,7 +29,7 @@ from specjax.state import (
   Requests,
   StepInfo,
 )
-from specjax.verify import chain
+from specjax.verify import batch, chain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,13 @@ class Decoder:
     proposer: guesses tokens.
     verify: decides on them; `Greedy` is for temperature 0 alone.
     max_length: L, tokens per row, prompt included.
-    width: rows of every target pass, K + 1 at least; None is K + 1. Plain
+    width: N, rows of a target pass, K + 1 at least; None is K + 1. Plain
       decoding with the width of a speculative run yields its exact text.
+    widths: ascending, the last is N: a pass takes the first of them that holds
+      the longest draft of the batch. None is N alone, which I9 needs: with
+      more, a row's logits may differ in their last bits with who shares its
+      batch, so the text keeps its law, and greedy and coupled text is that of
+      plain decoding up to near-ties.
     prefill_chunk: prompt tokens per pass.
   """
 
@@ -71,6 +76,7 @@ class Decoder:
   verify: chain.Rule
   max_length: int
   width: int | None = None
+  widths: tuple[int, ...] | None = None
   prefill_chunk: int = 128
 
   def __post_init__(self):
@@ -86,6 +92,14 @@ class Decoder:
         f'width must be at least {self.proposer.num_draft_tokens + 1}, one '
         f'more than the drafts, got {self.width}.'
       )
+    if self.widths is not None:
+      is_ascending = list(self.widths) == sorted({*self.widths})
+      ends = self.widths[:1], self.widths[-1:]
+      if not is_ascending or ends[1] != (self.num_rows,) or ends[0] < (1,):
+        raise ValueError(
+          f'widths must ascend from 1 at least to {self.num_rows}, the rows of '
+          f'a verification, got {self.widths}.'
+        )
 
   @property
   def num_rows(self) -> int:
@@ -126,7 +140,7 @@ class Decoder:
     )
     proposer_state = self.proposer.init(
       params,
-      proposers.TargetView(cache, length_B),
+      proposers.TargetView(cache, length_B, jnp.zeros_like(length_B)),
       requests.tokens_BL,
       length_B,
       self.num_slots,
@@ -169,22 +183,27 @@ class Decoder:
     pending_B1 = jnp.take_along_axis(
       state.tokens_BL, (state.length_B - 1)[:, None], axis=1
     )
-    hidden, cache = self.target.apply(
+    hidden, logits_BNV, cache = self._target_pass(
       params['target'],
       jnp.concatenate([pending_B1, proposal.draft_BK], axis=1),
       state.target_cache,
-      num_tokens_B=jnp.where(state.done_B, 0, proposal.num_draft_B + 1),
-      capture=self.proposer.target_features,
+      jnp.where(state.done_B, 0, proposal.num_draft_B + 1),
     )
-    logits_BNV = self.target.unembed(params['target'], hidden.last_BTD)
     # Drafts behind a law that is not finite are not there: whether one is
     # judged depends on what stands before it alone.
     logits_BNV, is_finite_BN = sampling_lib.blank_broken(logits_BNV)
     num_finite_B = commit.num_leading(is_finite_BN)
     num_draft_B = jnp.minimum(proposal.num_draft_B, num_finite_B)
     log_weights_BNV = self._target_law(state, sampling, proposal, logits_BNV)
-    verdict, overlap_BK = self._verify(
-      state, sampling, proposal, num_draft_B, log_weights_BNV
+    verdict, overlap_BK = batch.verify(
+      self.verify,
+      sampling,
+      state.seed_B,
+      state.length_B,
+      proposal.draft_BK,
+      proposal.log_weights_BKV,
+      num_draft_B,
+      log_weights_BNV,
     )
 
     emission = commit.emit(
@@ -228,11 +247,13 @@ class Decoder:
         seed, self.verify.draft_purpose, length, k
       )
     )(state.seed_B, state.length_B)
+    # I10: the bonus must fit too.
+    room_B = jnp.where(state.done_B, 0, state.limit_B - state.length_B - 1)
     proposal, proposer_state = self.proposer.propose(
       params,
       keys_BK,
       state.proposer_state,
-      proposers.TargetView(state.target_cache, state.prompt_length_B),
+      proposers.TargetView(state.target_cache, state.prompt_length_B, room_B),
       state.tokens_BL,
       state.length_B,
       sampling,
@@ -250,8 +271,6 @@ class Decoder:
         None,
         'vocab',
       )
-    # I10: the bonus must fit too.
-    room_B = jnp.where(state.done_B, 0, state.limit_B - state.length_B - 1)
     num_draft_B = jnp.minimum(proposal.num_draft_B, room_B)
     # A draft that is no id would be judged by another's probability.
     draft_BK = proposal.draft_BK
@@ -262,6 +281,55 @@ class Decoder:
       num_draft_B=jnp.minimum(num_draft_B, commit.num_leading(is_id_BK)),
     )
     return proposal, proposer_state
+
+  def _target_pass(
+    self,
+    params: Params,
+    tokens_BN: Array,
+    cache: models.Cache,
+    num_tokens_B: Array,
+  ) -> tuple[models.Hidden, Array, models.Cache]:
+    """Hiddens and logits of N rows, and the cache; zeros behind the width."""
+
+    def at(width: int, cache: models.Cache):
+      hidden, cache = self.target.apply(
+        params,
+        tokens_BN[:, :width],
+        cache,
+        num_tokens_B=num_tokens_B,
+        capture=self.proposer.target_features,
+      )
+      logits = self.target.unembed(params, hidden.last_BTD)
+      return (hidden, logits), cache
+
+    widths = self.widths or (self.num_rows,)
+    if len(widths) == 1:
+      (hidden, logits_BNV), cache = at(self.num_rows, cache)
+      return hidden, logits_BNV, cache
+
+    placement = self.target.placement
+    pin = lambda found: (
+      constrain(found[0], placement, 'batch'),
+      constrain(found[1], placement, 'batch', None, 'vocab'),
+    )
+    shapes, _ = jax.eval_shape(functools.partial(at, self.num_rows), cache)
+    found = pin(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+    # Alone among what a step computes the width may look at other rows.
+    num_tokens = jnp.max(num_tokens_B)
+    chosen = jnp.sum(num_tokens > jnp.asarray(widths[:-1], jnp.int32))
+    for index, width in enumerate(widths):
+
+      def run(_, carry, width=width):
+        found, cache = carry
+        part, cache = at(width, cache)
+        write = lambda whole, part: whole.at[:, :width].set(part)
+        return pin(jax.tree.map(write, found, part)), cache
+
+      # None or one pass: a loop works in place where a branch would copy.
+      trips = jnp.where(chosen == index, 1, 0)
+      found, cache = jax.lax.fori_loop(0, trips, run, (found, cache))
+    hidden, logits_BNV = found
+    return hidden, logits_BNV, cache
 
   def _target_law(
     self,
@@ -281,62 +349,6 @@ class Decoder:
       )
       counts = sampling_lib.count_drafts(counts, proposal.draft_BK)
     return sampling_lib.transform(sampling, logits_BNV, counts)
-
-  def _verify(
-    self,
-    state: DecodeState,
-    sampling: Sampling,
-    proposal: proposers.Proposal,
-    num_draft_B: Array,
-    log_weights_BNV: Array,
-  ) -> tuple[chain.Verdict, Array]:
-    """The verdicts, and sum min(p, q) at each draft, float32 [B, K].
-
-    At temperature 0 every lossless rule decides as `Greedy` does, so a batch
-    of greedy rows takes its branch and makes no noise.
-    """
-    k = self.num_rows - 1
-    p_BKV = log_weights_BNV[:, :k]
-    q_BKV = proposal.log_weights_BKV
-
-    def run(rule: chain.Rule, noise):
-      operands = (
-        noise,
-        proposal.draft_BK,
-        q_BKV,
-        num_draft_B,
-        log_weights_BNV,
-      )
-      axes = tuple(None if x is None else 0 for x in operands)
-      return jax.vmap(rule, in_axes=axes)(*operands)
-
-    def sampled():
-      noise = jax.vmap(lambda s, n: chain.make_noise(s, n, k))(
-        state.seed_B, state.length_B
-      )
-      return run(self.verify, noise), _overlap(p_BKV, q_BKV)
-
-    def greedy():
-      best_BK = jnp.argmax(p_BKV, axis=-1)
-      match_BK = (best_BK == proposal.draft_BK).astype(jnp.float32)
-      overlap_BK = jnp.full_like(match_BK, jnp.nan)
-      return (
-        run(chain.Greedy(), None),
-        overlap_BK if q_BKV is None else match_BK,
-      )
-
-    if isinstance(self.verify, chain.Greedy):
-      return greedy()
-    return jax.lax.cond(sampling_lib.any_sampled(sampling), sampled, greedy)
-
-
-def _overlap(p_BKV: Array, q_BKV: Array | None) -> Array:
-  """sum min(p, q) per draft; NaN where the drafts were not drawn."""
-  if q_BKV is None:
-    return jnp.full(p_BKV.shape[:2], jnp.nan)
-  p_BKV = jax.nn.softmax(p_BKV, axis=-1)
-  q_BKV = jax.nn.softmax(q_BKV, axis=-1)
-  return jnp.sum(jnp.minimum(p_BKV, q_BKV), axis=-1)
 
 
 def pin_rows(rows: Any, placement: Placement | None) -> Any:

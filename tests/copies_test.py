@@ -1,4 +1,4 @@
-"""No whole cache is copied while the loop runs; read off the compiled program."""
+"""No whole cache is copied while the loop runs, says the compiled program."""
 
 import jax
 import jax.numpy as jnp

@@ -228,7 +228,8 @@ def check_proposer(
   @jax.jit
   def propose(requests: states.Requests, keys_BK: Key, sampling: Sampling):
     state = decoder.init(params, requests)
-    view = TargetView(state.target_cache, state.prompt_length_B)
+    room_B = jnp.full_like(state.length_B, k)
+    view = TargetView(state.target_cache, state.prompt_length_B, room_B)
     proposal, _ = proposer.propose(
       params,
       keys_BK,
