@@ -30,6 +30,7 @@ from specjax.state import (
   StepInfo,
 )
 from specjax.verify import batch, chain
+from specjax.verify import widths as widths_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,14 +93,7 @@ class Decoder:
         f'width must be at least {self.proposer.num_draft_tokens + 1}, one '
         f'more than the drafts, got {self.width}.'
       )
-    if self.widths is not None:
-      is_ascending = list(self.widths) == sorted({*self.widths})
-      ends = self.widths[:1], self.widths[-1:]
-      if not is_ascending or ends[1] != (self.num_rows,) or ends[0] < (1,):
-        raise ValueError(
-          f'widths must ascend from 1 at least to {self.num_rows}, the rows of '
-          f'a verification, got {self.widths}.'
-        )
+    widths_lib.check(self.pass_widths, self.num_rows)
 
   @property
   def num_rows(self) -> int:
@@ -107,6 +101,11 @@ class Decoder:
     if self.width is None:
       return self.proposer.num_draft_tokens + 1
     return self.width
+
+  @property
+  def pass_widths(self) -> tuple[int, ...]:
+    """The widths that are compiled, ascending, the last N."""
+    return (self.num_rows,) if self.widths is None else self.widths
 
   @property
   def num_slots(self) -> int:
@@ -183,11 +182,14 @@ class Decoder:
     pending_B1 = jnp.take_along_axis(
       state.tokens_BL, (state.length_B - 1)[:, None], axis=1
     )
-    hidden, logits_BNV, cache = self._target_pass(
+    hidden, logits_BNV, cache = widths_lib.target_pass(
+      self.target,
       params['target'],
       jnp.concatenate([pending_B1, proposal.draft_BK], axis=1),
       state.target_cache,
       jnp.where(state.done_B, 0, proposal.num_draft_B + 1),
+      widths=self.pass_widths,
+      capture=self.proposer.target_features,
     )
     # Drafts behind a law that is not finite are not there: whether one is
     # judged depends on what stands before it alone.
@@ -281,55 +283,6 @@ class Decoder:
       num_draft_B=jnp.minimum(num_draft_B, commit.num_leading(is_id_BK)),
     )
     return proposal, proposer_state
-
-  def _target_pass(
-    self,
-    params: Params,
-    tokens_BN: Array,
-    cache: models.Cache,
-    num_tokens_B: Array,
-  ) -> tuple[models.Hidden, Array, models.Cache]:
-    """Hiddens and logits of N rows, and the cache; zeros behind the width."""
-
-    def at(width: int, cache: models.Cache):
-      hidden, cache = self.target.apply(
-        params,
-        tokens_BN[:, :width],
-        cache,
-        num_tokens_B=num_tokens_B,
-        capture=self.proposer.target_features,
-      )
-      logits = self.target.unembed(params, hidden.last_BTD)
-      return (hidden, logits), cache
-
-    widths = self.widths or (self.num_rows,)
-    if len(widths) == 1:
-      (hidden, logits_BNV), cache = at(self.num_rows, cache)
-      return hidden, logits_BNV, cache
-
-    placement = self.target.placement
-    pin = lambda found: (
-      constrain(found[0], placement, 'batch'),
-      constrain(found[1], placement, 'batch', None, 'vocab'),
-    )
-    shapes, _ = jax.eval_shape(functools.partial(at, self.num_rows), cache)
-    found = pin(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
-    # Alone among what a step computes the width may look at other rows.
-    num_tokens = jnp.max(num_tokens_B)
-    chosen = jnp.sum(num_tokens > jnp.asarray(widths[:-1], jnp.int32))
-    for index, width in enumerate(widths):
-
-      def run(_, carry, width=width):
-        found, cache = carry
-        part, cache = at(width, cache)
-        write = lambda whole, part: whole.at[:, :width].set(part)
-        return pin(jax.tree.map(write, found, part)), cache
-
-      # None or one pass: a loop works in place where a branch would copy.
-      trips = jnp.where(chosen == index, 1, 0)
-      found, cache = jax.lax.fori_loop(0, trips, run, (found, cache))
-    hidden, logits_BNV = found
-    return hidden, logits_BNV, cache
 
   def _target_law(
     self,

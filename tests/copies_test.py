@@ -8,6 +8,7 @@ from absl.testing import absltest, parameterized
 import tests.setup_jax  # noqa: F401
 from experiments import hlo, random_pair
 from specjax import decode
+from specjax.proposers import stopping
 from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
@@ -18,9 +19,11 @@ from tests.models import tiny
 
 K, L = 3, 40
 MODEL = tiny.model('llama')  # Two layers.
-DRAFT = DraftModel(model=MODEL, num_draft_tokens=K)
+DRAFT = DraftModel(
+  model=MODEL, num_draft_tokens=K, stop=stopping.Confidence(least=0.3)
+)
 EXIT = EarlyExit(model=MODEL, exit_layer=1, num_draft_tokens=K)
-NGRAM = NGram(num_draft_tokens=K)
+NGRAM = NGram(num_draft_tokens=K, stop=stopping.Acceptance())
 
 
 def compiled(decoder: decode.Decoder, batch_size: int) -> str:
@@ -40,18 +43,19 @@ def compiled(decoder: decode.Decoder, batch_size: int) -> str:
 
 class CopiesTest(parameterized.TestCase):
   @parameterized.named_parameters(
-    ('draft_1', DRAFT, 1),
-    ('draft_4', DRAFT, 4),
-    ('early_exit_1', EXIT, 1),
-    ('ngram_1', NGRAM, 1),
-    ('nothing_1', Nothing(), 1),
+    ('draft_1', DRAFT, 1, (1, 2, 4)),
+    ('draft_4', DRAFT, 4, None),
+    ('early_exit_1', EXIT, 1, None),
+    ('ngram_4', NGRAM, 4, (1, 2, 4)),
+    ('nothing_1', Nothing(), 1, None),
   )
-  def test_the_loop_copies_no_cache(self, proposer, batch_size):
+  def test_the_loop_copies_no_cache(self, proposer, batch_size, widths):
     decoder = decode.Decoder(
       target=MODEL,
       proposer=proposer,
       verify=chain.Greedy(),
       max_length=L,
+      widths=widths,
     )
     shape = (
       batch_size,

@@ -22,6 +22,7 @@ from specjax.decode import Decoder
 from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.ngram import NGram
+from specjax.proposers.stopping import Acceptance, Confidence, Cost
 from specjax.sampling import SamplingOptions
 from specjax.testing import exact, loops, mutants, rules
 from specjax.verify import chain
@@ -95,6 +96,20 @@ GROUPS = (
 )
 
 
+# Rules that end drafts: a name, the rule, and a verification. The laws of the
+# toy cross the threshold, and the costs let 0, 1 and 2 drafts be best at times.
+STOPS = (
+  ('draft, confidence', Confidence(least=0.45), chain.Block()),
+  ('draft, cost', Cost(step_costs=(1.0, 1.5, 2.0)), chain.Rejection()),
+)
+MORE_STOPS = (
+  ('draft, acceptance', Acceptance(least=0.6), chain.Block()),
+  ('ngram, acceptance', Acceptance(least=0.6), chain.Rejection()),
+)
+# The groups they run on: each temperature, penalties, a filter, a stop id.
+STOPPED_GROUPS = tuple(GROUPS[i] for i in (1, 3, 5, 8, 14, 16))
+
+
 def _greedy(groups):
   return tuple(
     dataclasses.replace(
@@ -109,7 +124,7 @@ class Case:
   """One comparison of a group's outcomes with their law.
 
   Attributes:
-    proposer: 'none', 'draft' or 'ngram'.
+    proposer: 'none', 'draft' or 'ngram', and what ends its drafts.
     verify: the rule's name.
     transform: the group's name.
     temperature: its temperature.
@@ -182,8 +197,9 @@ class Certificate:
 def programs(*, quick: bool) -> list[loops.Program]:
   """The loops of the certificate.
 
-  quick: every proposer x rule with two drafts. Otherwise eight times the
-  rows, one and four drafts as well, and models with a window.
+  quick: every proposer x rule with two drafts, and rules that end drafts, at
+  several widths. Otherwise eight times the rows, one and four drafts as well,
+  and models with a window.
   """
   rounds = 1 if quick else 8
   lengths = (2,) if quick else (2, 1, 4)
@@ -223,6 +239,29 @@ def programs(*, quick: bool) -> list[loops.Program]:
               rounds=1 if is_greedy else rounds,
             )
           )
+  model, params = loops.toy_pair(jax.random.key(1), VOCAB_SIZE)
+  for name, stop, rule in STOPS if quick else (*STOPS, *MORE_STOPS):
+    parts = {'num_draft_tokens': 2, 'stop': stop}
+    proposer = DraftModel(model=model, **parts)
+    if name.startswith('ngram'):
+      proposer = NGram(max_ngram=2, **parts)
+    found.append(
+      loops.Program(
+        proposer=name,
+        decoder=Decoder(
+          target=model,
+          proposer=proposer,
+          verify=rule,
+          max_length=MAX_LENGTH,
+          widths=(1, 2, 3),
+          prefill_chunk=2,
+        ),
+        params=params,
+        groups=STOPPED_GROUPS,
+        rows=ROWS,
+        rounds=rounds,
+      )
+    )
   found.append(
     mutants.pair_program('V4b', chain.Rejection(), 1, 4 * ROWS, rounds=rounds)
   )

@@ -23,6 +23,7 @@ HUNTED_HERE = (
   'residual_from_p',
   'draft_law_at_another_temperature',
   'draft_rewind_off_by_one',
+  'draft_stopped_by_its_own_token',
   # (stop_id_ignored_inside_draft: conformance_test.py.)
 )
 
@@ -48,6 +49,7 @@ class MutantsTest(parameterized.TestCase):
         'residual_from_q',
         'greedy_draft_reported_as_sampled',
         'draft_law_at_another_temperature',
+        'draft_stopped_by_its_own_token',
         'residual_drawn_with_draft_noise',
         'target_filter_on_residual_only',
         'accept_with_q_over_p',
