@@ -88,6 +88,8 @@ def draw_chain(
   """
   b, k = keys_BK.shape
   pin = lambda x, *axes: constrain(x, model.placement, *axes)
+  pin_laws = lambda x_KBV: pin(x_KBV, None, 'batch', 'vocab')
+  put = jax.lax.dynamic_update_index_in_dim  # Where a scatter may copy.
 
   def fed(chain: _Chain) -> tuple[Array, Any]:
     token_B = chain.draft_KB[(chain.i - 1) % k]
@@ -135,17 +137,14 @@ def draw_chain(
       last_B1D=None if chain.last_B1D is None else last_B1D,
       memory=memory,
       counts=counts,
-      draft_KB=chain.draft_KB.at[i].set(draft_B),
-      log_weights_KBV=pin(
-        chain.log_weights_KBV.at[i].set(log_weights_B1V[:, 0]),
-        None,
-        'batch',
-        'vocab',
+      draft_KB=put(chain.draft_KB, draft_B, i, 0),
+      # Pinned on both sides, or the carry takes the layout of its later use.
+      log_weights_KBV=pin_laws(
+        put(pin_laws(chain.log_weights_KBV), log_weights_B1V[:, 0], i, 0)
       ),
       num_draft_B=chain.num_draft_B + is_going_B,
     )
 
-  laws = (k, b, model.vocab_size)
   chain = jax.lax.while_loop(
     lambda chain: jnp.any(chain.is_going_B),
     extend,
@@ -157,13 +156,13 @@ def draw_chain(
       counts=counts,
       # Before the first draft the pending token is the one fed next.
       draft_KB=jnp.zeros((k, b), jnp.int32).at[-1].set(pending_B),
-      log_weights_KBV=pin(jnp.zeros(laws), None, 'batch', 'vocab'),
+      log_weights_KBV=pin_laws(jnp.zeros((k, b, model.vocab_size))),
       num_draft_B=jnp.zeros(b, jnp.int32),
     ),
   )
   proposal = Proposal(
     draft_BK=chain.draft_KB.T,
-    log_weights_BKV=jnp.swapaxes(chain.log_weights_KBV, 0, 1),
+    log_weights_BKV=jnp.swapaxes(pin_laws(chain.log_weights_KBV), 0, 1),
     num_draft_B=chain.num_draft_B,
   )
   return proposal, chain.memory
