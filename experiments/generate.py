@@ -357,7 +357,6 @@ def _report(
     'seconds_prefill': sum(timing.prefill for timing in timings),
     'seconds_decode': seconds_decode,
     'tokens_per_second': total.num_emitted / seconds_decode,
-    'step_milliseconds': costs and dataclasses.asdict(costs),
   }
   return {
     'config': {
@@ -365,6 +364,7 @@ def _report(
       'verify': decoder.verify.name,
       'max_length': decoder.max_length,
       'widths': list(decoder.pass_widths),
+      'step_milliseconds': costs and dataclasses.asdict(costs),
     },
     'environment': common.environment(),
     'requests': requests,

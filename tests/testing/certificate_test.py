@@ -15,7 +15,7 @@ import tests.setup_jax  # noqa: F401
 from experiments import certify, common
 from specjax import testing
 from specjax.sampling import SamplingOptions
-from specjax.testing import certificate, loops, mutants
+from specjax.testing import certificate, certified, loops, mutants
 from specjax.verify import chain
 
 # The rest is hunted by the certificate itself.
@@ -132,8 +132,8 @@ class CertificateTest(parameterized.TestCase):
       self.assertContainsSubset((0.0, 0.5, 1.0, 1.7), temperatures)
       self.assertLen({len(g.prompt) for g in groups}, 4)
       self.assertLessEqual(
-        certificate.NUM_TOKENS + max(len(g.prompt) for g in groups),
-        certificate.MAX_LENGTH,
+        certified.NUM_TOKENS + max(len(g.prompt) for g in groups),
+        certified.MAX_LENGTH,
       )
 
 
