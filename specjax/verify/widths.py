@@ -1,5 +1,7 @@
 """The target's pass over a block, at the narrowest of a few compiled widths."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -58,7 +60,9 @@ def target_pass(
     The hiddens and logits of N rows, zeros behind the width, and the cache.
   """
 
-  def at(width: int, cache: Cache) -> tuple[tuple[Hidden, Array], Cache]:
+  def at(
+    width: int, tokens_BN: Array, cache: Cache
+  ) -> tuple[tuple[Hidden, Array], Cache]:
     hidden, cache = target.apply(
       params,
       tokens_BN[:, :width],
@@ -69,7 +73,7 @@ def target_pass(
     return (hidden, target.unembed(params, hidden.last_BTD)), cache
 
   if len(widths) == 1:
-    (hidden, logits_BNV), cache = at(widths[0], cache)
+    (hidden, logits_BNV), cache = at(widths[0], tokens_BN, cache)
     return hidden, logits_BNV, cache
 
   def pin(found: tuple[Hidden, Array]) -> tuple[Hidden, Array]:
@@ -79,18 +83,25 @@ def target_pass(
       constrain(logits_BNV, target.placement, 'batch', None, 'vocab'),
     )
 
-  shapes, _ = jax.eval_shape(lambda cache: at(widths[-1], cache), cache)
+  shapes, _ = jax.eval_shape(
+    functools.partial(at, widths[-1]), tokens_BN, cache
+  )
   found = pin(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
   chosen = jnp.sum(jnp.max(num_tokens_B) > jnp.asarray(widths[:-1]))
+  carry = found, cache, jnp.int32(0)
   for index, width in enumerate(widths):
 
     def run(_, carry, width=width):
-      found, cache = carry
-      part, cache = at(width, cache)
+      found, cache, num_runs = carry
+      # Always so. But what does not depend on the carry the compiler takes out
+      # of the loop, and then every width would do it, beside the other loops.
+      own_BN = jnp.where(num_runs == 0, tokens_BN, 0)
+      part, cache = at(width, own_BN, cache)
       write = lambda whole, part: whole.at[:, :width].set(part)
-      return pin(jax.tree.map(write, found, part)), cache
+      return pin(jax.tree.map(write, found, part)), cache, num_runs + 1
 
     # None or one pass: a loop works in place where a branch would copy.
     trips = jnp.where(chosen == index, 1, 0)
-    found, cache = jax.lax.fori_loop(0, trips, run, (found, cache))
-  return *found, cache
+    carry = jax.lax.fori_loop(0, trips, run, carry)
+  (hidden, logits_BNV), cache, _ = carry
+  return hidden, logits_BNV, cache
