@@ -15,7 +15,7 @@ from typing import Any
 from absl import flags
 
 from experiments import common
-from specjax.testing import certificate
+from specjax.testing import certificate, certified
 
 Certificate = certificate.Certificate
 
@@ -90,8 +90,8 @@ def report(result: Certificate, *, quick: bool) -> dict[str, Any]:
       'quick': quick,
       'threshold': result.threshold,
       'family_alpha': certificate.FAMILY_ALPHA,
-      'num_tokens': certificate.NUM_TOKENS,
-      'vocab_size': certificate.VOCAB_SIZE,
+      'num_tokens': certified.NUM_TOKENS,
+      'vocab_size': certified.VOCAB_SIZE,
     },
     'environment': common.environment(),
     'cases': list(result.cases),

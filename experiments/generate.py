@@ -17,7 +17,14 @@ from typing import Any, TextIO
 import jax
 from absl import flags
 
-from experiments import common, conversions, processes, prompts, trace
+from experiments import (
+  common,
+  conversions,
+  lengths,
+  processes,
+  prompts,
+  trace,
+)
 from experiments.run_config import FLAG_GROUPS, RunConfig, config_from_flags
 from specjax import chat, generation, mesh, metrics
 from specjax.decode import Decoder
@@ -44,6 +51,7 @@ def make_proposer(
       model=target.model,
       exit_layer=config.exit_layer,
       num_draft_tokens=config.num_draft_tokens,
+      stop=lengths.parse(config.stop_rule),
     ), ()
   with common.Progress(f'loading draft {config.draft}'):
     draft = conversions.load_model(
@@ -62,7 +70,9 @@ def make_proposer(
       f'got {sizes[0]} and {sizes[1]}.'
     )
   return DraftModel(
-    model=draft.model, num_draft_tokens=config.num_draft_tokens
+    model=draft.model,
+    num_draft_tokens=config.num_draft_tokens,
+    stop=lengths.parse(config.stop_rule),
   ), draft.params
 
 
@@ -131,6 +141,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
       config, target, max(talk.most_tokens() for talk in talks)
     ),
     width=config.num_draft_tokens + 1 if config.exact else None,
+    widths=config.widths,
   )
   params = {'target': target.params, 'proposer': proposer_params}
   if config.is_first:
@@ -138,6 +149,12 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
       _warn_of_short_draft(proposer, decoder.max_length)
       _warn_of_copies('draft', proposer.model, draft_view)
     _warn_of_copies('target', target.model, target_view)
+  costs = None
+  if config.stop_rule == 'cost':
+    with common.Progress('measuring step costs'):
+      decoder, costs = lengths.with_costs(decoder, params, config.batch_size)
+    if config.is_first:
+      print(costs, file=sys.stderr)
   shown = _Shown(config, target, out)
   for turn in range(max(len(talk.turns) for talk in talks)):
     speaking = [talk for talk in talks if turn < len(talk.turns)]
@@ -170,7 +187,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
         stages.pause()
         shown.result(result)
   results = [result for talk in talks for result in talk.results]
-  return _report(config, decoder, results, seconds_load)
+  return _report(config, decoder, results, seconds_load, costs)
 
 
 def _warn_of_short_draft(draft: DraftModel, max_length: int):
@@ -320,6 +337,7 @@ def _report(
   decoder: Decoder,
   results: list[Result],
   seconds_load: float,
+  costs: lengths.StepCosts | None,
 ) -> dict[str, Any]:
   """The contents of --json_out."""
   timings = list({id(r.timing): r.timing for r in results}.values())
@@ -359,6 +377,8 @@ def _report(
       **dataclasses.asdict(config),
       'verify': decoder.verify.name,
       'max_length': decoder.max_length,
+      'widths': list(decoder.pass_widths),
+      'step_milliseconds': costs and dataclasses.asdict(costs),
     },
     'environment': common.environment(),
     'requests': requests,

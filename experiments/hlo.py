@@ -1,4 +1,4 @@
-"""Reads the text of a compiled program: which collectives it has, and where.
+"""Reads the text of a compiled program: collectives and copies, and where.
 
 A program is a set of computations that call each other. What is called from
 inside a loop or a branch is told apart, so that a step's own collectives are
@@ -143,6 +143,28 @@ def beside_branches(text: str) -> list[tuple[str, str]]:
         ]
         nested[name] = is_own
   return found
+
+
+def copies(text: str, shape: tuple[int, ...]) -> dict[str, int]:
+  """How many copies of arrays of a shape each computation makes.
+
+  Args:
+    text: optimised HLO.
+    shape: of the arrays that count, as that of a cache.
+
+  Returns:
+    Copies by the name of the computation; empty if there are none.
+  """
+  computations, _ = _parse(text)
+  found = {
+    name: sum(
+      instruction.opcode in ('copy', 'copy-start')
+      and instruction.arrays[0].shape == shape
+      for instruction in instructions
+    )
+    for name, instructions in computations.items()
+  }
+  return {name: count for name, count in found.items() if count}
 
 
 def _walk(

@@ -155,7 +155,9 @@ def _draft_step(model, params, cache, state, sampling):
     params,
     key_B1,
     cache,
-    proposers.TargetView(None, state.prompt_length_B),
+    proposers.TargetView(
+      None, state.prompt_length_B, state.limit_B - state.length_B - 1
+    ),
     state.tokens_BL,
     state.length_B,
     sampling,

@@ -4,7 +4,7 @@ import dataclasses
 
 from absl import flags
 
-from experiments import common, conversions, processes
+from experiments import common, conversions, lengths, processes
 from specjax import noise, requests
 from specjax.mesh import (
   FULLY_SHARDED,
@@ -19,6 +19,7 @@ from specjax.proposers.base import check_num_draft_tokens
 from specjax.proposers.ngram import NGram
 from specjax.sampling import SamplingOptions
 from specjax.verify import chain
+from specjax.verify.widths import powers_of_two
 
 DTYPES = ('float32', 'bfloat16')
 PROPOSERS = ('none', 'draft', 'ngram', 'early_exit')
@@ -85,7 +86,7 @@ def define_device_flags(values: flags.FlagValues):
 
 
 def define_speculation_flags(values: flags.FlagValues):
-  _, enum = _definers(values)
+  string, enum = _definers(values)
   enum(
     'proposer',
     None,
@@ -96,6 +97,14 @@ def define_speculation_flags(values: flags.FlagValues):
   )
   flags.DEFINE_integer(
     'num_draft_tokens', 4, 'Drafts per step, 1..64.', flag_values=values
+  )
+  string(
+    'stop_rule',
+    'fixed',
+    'When a row drafts less: fixed (never), confidence:X (the draft gives no '
+    'id the probability X), acceptance (by how many were accepted of late), or '
+    'cost (so that tokens per second are most, by step costs that are measured '
+    'first).',
   )
   enum(
     'verify',
@@ -111,7 +120,8 @@ def define_speculation_flags(values: flags.FlagValues):
     True,
     'Plain decoding runs at the width of a verification, so that its greedy '
     'and coupled text is bit-equal to any speculative run with the same '
-    '--num_draft_tokens and --batch_size, in any dtype.',
+    '--num_draft_tokens and --batch_size, in any dtype. --noexact: a step '
+    'verifies no more rows than its drafts need, 1, 2, 4, ..., if they vary.',
     flag_values=values,
   )
   flags.DEFINE_integer(
@@ -282,6 +292,7 @@ class RunConfig:
   fully_sharded: bool = False
   proposer: str = 'none'
   num_draft_tokens: int = 4
+  stop_rule: str = 'fixed'
   verify: str = 'auto'
   exact: bool = True
   ngram_min: int = 1
@@ -327,6 +338,11 @@ class RunConfig:
       raise ValueError('--draft_mesh needs --draft.')
     self._check_meshes()
     check_num_draft_tokens(self.num_draft_tokens)
+    lengths.check(
+      self.stop_rule,
+      self.proposer,
+      needs_one_process=(self.num_processes or 1) > 1,
+    )
     if self.proposer == 'ngram':
       self.make_ngram()
     if self.proposer == 'early_exit' and self.exit_layer is None:
@@ -389,9 +405,18 @@ class RunConfig:
     """Whether this process is the one that prints and writes."""
     return not self.process_id
 
+  @property
+  def widths(self) -> tuple[int, ...] | None:
+    """The widths of a verification; None is one."""
+    is_varied = self.proposer == 'ngram' or self.stop_rule != 'fixed'
+    if self.exact or not is_varied:
+      return None
+    return powers_of_two(self.num_draft_tokens + 1)
+
   def make_ngram(self) -> NGram:
     return NGram(
       num_draft_tokens=self.num_draft_tokens,
+      stop=lengths.parse(self.stop_rule),
       min_ngram=self.ngram_min,
       max_ngram=self.ngram_max,
     )

@@ -29,7 +29,8 @@ from specjax.state import (
   Requests,
   StepInfo,
 )
-from specjax.verify import chain
+from specjax.verify import batch, chain
+from specjax.verify import widths as widths_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,8 +62,13 @@ class Decoder:
     proposer: guesses tokens.
     verify: decides on them; `Greedy` is for temperature 0 alone.
     max_length: L, tokens per row, prompt included.
-    width: rows of every target pass, K + 1 at least; None is K + 1. Plain
+    width: N, rows of a target pass, K + 1 at least; None is K + 1. Plain
       decoding with the width of a speculative run yields its exact text.
+    widths: ascending, the last is N: a pass takes the first of them that holds
+      the longest draft of the batch. None is N alone, which I9 needs: with
+      more, a row's logits may differ in their last bits with who shares its
+      batch, so the text keeps its law, and greedy and coupled text is that of
+      plain decoding up to near-ties.
     prefill_chunk: prompt tokens per pass.
   """
 
@@ -71,6 +77,7 @@ class Decoder:
   verify: chain.Rule
   max_length: int
   width: int | None = None
+  widths: tuple[int, ...] | None = None
   prefill_chunk: int = 128
 
   def __post_init__(self):
@@ -86,6 +93,7 @@ class Decoder:
         f'width must be at least {self.proposer.num_draft_tokens + 1}, one '
         f'more than the drafts, got {self.width}.'
       )
+    widths_lib.check(self.pass_widths, self.num_rows)
 
   @property
   def num_rows(self) -> int:
@@ -93,6 +101,11 @@ class Decoder:
     if self.width is None:
       return self.proposer.num_draft_tokens + 1
     return self.width
+
+  @property
+  def pass_widths(self) -> tuple[int, ...]:
+    """The widths that are compiled, ascending, the last N."""
+    return (self.num_rows,) if self.widths is None else self.widths
 
   @property
   def num_slots(self) -> int:
@@ -126,7 +139,7 @@ class Decoder:
     )
     proposer_state = self.proposer.init(
       params,
-      proposers.TargetView(cache, length_B),
+      proposers.TargetView(cache, length_B, jnp.zeros_like(length_B)),
       requests.tokens_BL,
       length_B,
       self.num_slots,
@@ -169,22 +182,30 @@ class Decoder:
     pending_B1 = jnp.take_along_axis(
       state.tokens_BL, (state.length_B - 1)[:, None], axis=1
     )
-    hidden, cache = self.target.apply(
+    hidden, logits_BNV, cache = widths_lib.target_pass(
+      self.target,
       params['target'],
       jnp.concatenate([pending_B1, proposal.draft_BK], axis=1),
       state.target_cache,
-      num_tokens_B=jnp.where(state.done_B, 0, proposal.num_draft_B + 1),
+      jnp.where(state.done_B, 0, proposal.num_draft_B + 1),
+      widths=self.pass_widths,
       capture=self.proposer.target_features,
     )
-    logits_BNV = self.target.unembed(params['target'], hidden.last_BTD)
     # Drafts behind a law that is not finite are not there: whether one is
     # judged depends on what stands before it alone.
     logits_BNV, is_finite_BN = sampling_lib.blank_broken(logits_BNV)
     num_finite_B = commit.num_leading(is_finite_BN)
     num_draft_B = jnp.minimum(proposal.num_draft_B, num_finite_B)
     log_weights_BNV = self._target_law(state, sampling, proposal, logits_BNV)
-    verdict, overlap_BK = self._verify(
-      state, sampling, proposal, num_draft_B, log_weights_BNV
+    verdict, overlap_BK = batch.verify(
+      self.verify,
+      sampling,
+      state.seed_B,
+      state.length_B,
+      proposal.draft_BK,
+      proposal.log_weights_BKV,
+      num_draft_B,
+      log_weights_BNV,
     )
 
     emission = commit.emit(
@@ -228,11 +249,13 @@ class Decoder:
         seed, self.verify.draft_purpose, length, k
       )
     )(state.seed_B, state.length_B)
+    # I10: the bonus must fit too.
+    room_B = jnp.where(state.done_B, 0, state.limit_B - state.length_B - 1)
     proposal, proposer_state = self.proposer.propose(
       params,
       keys_BK,
       state.proposer_state,
-      proposers.TargetView(state.target_cache, state.prompt_length_B),
+      proposers.TargetView(state.target_cache, state.prompt_length_B, room_B),
       state.tokens_BL,
       state.length_B,
       sampling,
@@ -250,8 +273,6 @@ class Decoder:
         None,
         'vocab',
       )
-    # I10: the bonus must fit too.
-    room_B = jnp.where(state.done_B, 0, state.limit_B - state.length_B - 1)
     num_draft_B = jnp.minimum(proposal.num_draft_B, room_B)
     # A draft that is no id would be judged by another's probability.
     draft_BK = proposal.draft_BK
@@ -281,62 +302,6 @@ class Decoder:
       )
       counts = sampling_lib.count_drafts(counts, proposal.draft_BK)
     return sampling_lib.transform(sampling, logits_BNV, counts)
-
-  def _verify(
-    self,
-    state: DecodeState,
-    sampling: Sampling,
-    proposal: proposers.Proposal,
-    num_draft_B: Array,
-    log_weights_BNV: Array,
-  ) -> tuple[chain.Verdict, Array]:
-    """The verdicts, and sum min(p, q) at each draft, float32 [B, K].
-
-    At temperature 0 every lossless rule decides as `Greedy` does, so a batch
-    of greedy rows takes its branch and makes no noise.
-    """
-    k = self.num_rows - 1
-    p_BKV = log_weights_BNV[:, :k]
-    q_BKV = proposal.log_weights_BKV
-
-    def run(rule: chain.Rule, noise):
-      operands = (
-        noise,
-        proposal.draft_BK,
-        q_BKV,
-        num_draft_B,
-        log_weights_BNV,
-      )
-      axes = tuple(None if x is None else 0 for x in operands)
-      return jax.vmap(rule, in_axes=axes)(*operands)
-
-    def sampled():
-      noise = jax.vmap(lambda s, n: chain.make_noise(s, n, k))(
-        state.seed_B, state.length_B
-      )
-      return run(self.verify, noise), _overlap(p_BKV, q_BKV)
-
-    def greedy():
-      best_BK = jnp.argmax(p_BKV, axis=-1)
-      match_BK = (best_BK == proposal.draft_BK).astype(jnp.float32)
-      overlap_BK = jnp.full_like(match_BK, jnp.nan)
-      return (
-        run(chain.Greedy(), None),
-        overlap_BK if q_BKV is None else match_BK,
-      )
-
-    if isinstance(self.verify, chain.Greedy):
-      return greedy()
-    return jax.lax.cond(sampling_lib.any_sampled(sampling), sampled, greedy)
-
-
-def _overlap(p_BKV: Array, q_BKV: Array | None) -> Array:
-  """sum min(p, q) per draft; NaN where the drafts were not drawn."""
-  if q_BKV is None:
-    return jnp.full(p_BKV.shape[:2], jnp.nan)
-  p_BKV = jax.nn.softmax(p_BKV, axis=-1)
-  q_BKV = jax.nn.softmax(q_BKV, axis=-1)
-  return jnp.sum(jnp.minimum(p_BKV, q_BKV), axis=-1)
 
 
 def pin_rows(rows: Any, placement: Placement | None) -> Any:

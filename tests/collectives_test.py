@@ -12,6 +12,7 @@ from experiments import hlo
 from specjax import decode, mesh
 from specjax import state as states
 from specjax.models import config
+from specjax.proposers import stopping
 from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
 from specjax.sampling import SamplingOptions, stack_options
@@ -41,7 +42,13 @@ def make_model(num_layers: int, num_kv_heads: int = 4):
 
 
 def compiled_step(
-  target, draft, target_mesh: str, draft_mesh: str, rule: chain.Rule
+  target,
+  draft,
+  target_mesh: str,
+  draft_mesh: str,
+  rule: chain.Rule,
+  stop: stopping.StoppingRule = stopping.Fixed(),
+  widths: tuple[int, ...] | None = None,
 ) -> str:
   """A step's optimised program."""
   views = mesh.refine(mesh.parse_mesh(target_mesh), mesh.parse_mesh(draft_mesh))
@@ -55,7 +62,9 @@ def compiled_step(
   proposer = Nothing()
   params = {'target': target.init(jax.random.key(0)), 'proposer': ()}
   if draft is not None:
-    proposer = DraftModel(model=draft, num_draft_tokens=K, prefill_chunk=8)
+    proposer = DraftModel(
+      model=draft, num_draft_tokens=K, stop=stop, prefill_chunk=8
+    )
     params['proposer'] = draft.init(jax.random.key(1))
   decoder = decode.Decoder(
     target=target,
@@ -63,6 +72,7 @@ def compiled_step(
     verify=rule,
     max_length=L,
     width=K + 1,
+    widths=widths,
     prefill_chunk=8,
   )
   requests = states.Requests(
@@ -120,10 +130,20 @@ class CollectivesTest(parameterized.TestCase):
       self.assertEmpty(drafting)
     self.assertLess(max(map(size, found)), V)
 
-  @parameterized.parameters(chain.Rejection(), chain.Coupled(), chain.Block())
-  def test_nothing_communicates_beside_a_branch(self, rule):
+  @parameterized.parameters(
+    (chain.Rejection(), stopping.Confidence(least=0.3), (1, 2, K + 1)),
+    (chain.Coupled(), stopping.Fixed(), None),
+    (chain.Block(), stopping.Acceptance(), None),
+  )
+  def test_nothing_communicates_beside_a_branch(self, rule, stop, widths):
     text = compiled_step(
-      make_model(1), make_model(1), 'data:2,model:4', 'data:2,model:4', rule
+      make_model(1),
+      make_model(1),
+      'data:2,model:4',
+      'data:2,model:4',
+      rule,
+      stop,
+      widths,
     )
     self.assertEmpty(hlo.beside_branches(text))
 

@@ -326,7 +326,7 @@ class InvariantsTest(parameterized.TestCase):
     for name in ('tokens_BL', 'length_B', 'logprob_BL'):
       self.assertTrue(getattr(run.state, name).is_deleted(), name)
     self.assertTrue(run.state.target_cache.k[0].is_deleted())
-    self.assertTrue(run.state.proposer_state.v[0].is_deleted())
+    self.assertTrue(run.state.proposer_state.cache.v[0].is_deleted())
     with self.assertRaisesRegex(RuntimeError, 'deleted'):
       np.asarray(run.state.tokens_BL)
 

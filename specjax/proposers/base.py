@@ -18,10 +18,13 @@ class TargetView(NamedTuple):
   Attributes:
     cache: the target's cache; it holds length - 1 tokens.
     prompt_length_B: int32 [B].
+    room_B: int32 [B], the most drafts that the row's limit has room for; 0 for
+      a finished row.
   """
 
   cache: Cache
   prompt_length_B: Array
+  room_B: Array
 
 
 class Proposal(NamedTuple):

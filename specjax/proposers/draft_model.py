@@ -1,7 +1,10 @@
 """A second, smaller language model drafts token by token."""
 
 import dataclasses
+import functools
+from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -14,22 +17,37 @@ from specjax.proposers.base import (
   check_num_draft_tokens,
 )
 from specjax.proposers.drafting import draw_chain
+from specjax.proposers.stopping import Fixed, StoppingRule
 from specjax.sampling import Sampling
 from specjax.shapes import Array, Key, Params
 from specjax.sharding import constrain
+
+
+@flax.struct.dataclass
+class DraftState:
+  """What a draft model carries.
+
+  Attributes:
+    cache: the model's.
+    stop: the stopping rule's state.
+  """
+
+  cache: models.Cache
+  stop: Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftModel:
   """Drafts with a language model that shares the target's vocabulary.
 
-  The state is the model's cache. Of the committed text it has *absorbed with
-  true inputs* all but the last two tokens; `propose` feeds those two first, so
-  a step that accepted every draft is no special case:
+  Of the committed text the model's cache has *absorbed with true inputs* all
+  but the last two tokens; `propose` feeds those two first, so a step that
+  accepted every draft, or made none, is no special case:
 
     step t      ... a b | d1 d2 d3      b pending, fed: a b d1 d2
     all kept    ... a b d1 d2 d3 x      next feeds: d3 x (d3 was never fed)
     none kept   ... a b y               next feeds: b y, over the old d1 d2
+    none made   ... a b y               next feeds: b y
 
   A row whose text has reached the model's context gets no more drafts; the
   row itself goes on.
@@ -37,11 +55,13 @@ class DraftModel:
   Attributes:
     model: the draft, any `LanguageModel`.
     num_draft_tokens: K, 1..64.
+    stop: ends a row's drafts before K.
     prefill_chunk: prompt tokens per pass.
   """
 
   model: models.LanguageModel
   num_draft_tokens: int
+  stop: StoppingRule = Fixed()
   prefill_chunk: int = 128
   target_features = ()
 
@@ -55,13 +75,13 @@ class DraftModel:
     tokens_BL: Array,
     length_B: Array,
     num_slots: int,
-  ) -> models.Cache:
+  ) -> DraftState:
     """Feeds all but the last two prompt tokens to an empty cache."""
     del target
     cache = self.model.init_cache(
       tokens_BL.shape[0], num_slots, max_rewind=self.num_draft_tokens + 1
     )
-    return models.prefill(
+    cache = models.prefill(
       self.model,
       params['proposer'],
       cache,
@@ -69,18 +89,22 @@ class DraftModel:
       jnp.maximum(length_B - 2, 0),
       self.prefill_chunk,
     )
+    return DraftState(cache, self.stop.init(tokens_BL.shape[0]))
 
   def propose(
     self,
     params: Params,
     keys_BK: Key,
-    state: models.Cache,
+    state: DraftState,
     target: TargetView,
     tokens_BL: Array,
     length_B: Array,
     sampling: Sampling,
-  ) -> tuple[Proposal, models.Cache]:
-    """Drafts K tokens with K passes over two rows, then one row each."""
+  ) -> tuple[Proposal, DraftState]:
+    """A pass over two rows; then one over one row for each draft but the first.
+
+    The first pass is made whether or not a row drafts, to absorb the text.
+    """
     absorbed_B = jnp.maximum(length_B - 2, 0)
     index_B2 = absorbed_B[:, None] + jnp.arange(2, dtype=jnp.int32)[None, :]
     index_B2 = jnp.minimum(index_B2, tokens_BL.shape[1] - 1)
@@ -88,17 +112,22 @@ class DraftModel:
     # The rows may be split over fewer devices than the target's are. Pinned
     # here, it is their ids that are gathered, and not the activations.
     pin = lambda x: constrain(x, self.model.placement, 'batch')
-    keys_BK, fresh_B2, absorbed_B, length_B, sampling = jax.tree.map(
-      pin, (keys_BK, fresh_B2, absorbed_B, length_B, sampling)
+    keys_BK, fresh_B2, absorbed_B, length_B, room_B, sampling = jax.tree.map(
+      pin, (keys_BK, fresh_B2, absorbed_B, length_B, target.room_B, sampling)
     )
-    cache = self.model.keep(state, absorbed_B, None, jnp.zeros_like(length_B))
+    # A draft that is past its context falls silent.
+    context_B = jnp.maximum(self.model.context_length - length_B, 0)
+    most_B = self.stop.most(state.stop, self.num_draft_tokens)
+    cache = self.model.keep(
+      state.cache, absorbed_B, None, jnp.zeros_like(length_B)
+    )
     num_fresh_B = length_B - absorbed_B
     hidden, cache = self.model.apply(
       params['proposer'], fresh_B2, cache, num_tokens_B=num_fresh_B
     )
-    last_B1D = jnp.take_along_axis(
-      hidden.last_BTD, (num_fresh_B - 1)[:, None, None], axis=1
-    )
+    last_B1 = (num_fresh_B - 1)[:, None]
+    pending_B1 = jnp.take_along_axis(fresh_B2, last_B1, axis=1)
+    last_B1D = jnp.take_along_axis(hidden.last_BTD, last_B1[..., None], axis=1)
     counts = None
     if sampling.has_penalties:
       counts = sampling_lib.count_committed(
@@ -115,18 +144,20 @@ class DraftModel:
       keys_BK,
       feed,
       cache,
+      pending_B1[:, 0],
       last_B1D,
       counts,
       sampling,
+      most_B=jnp.minimum(most_B, jnp.minimum(room_B, context_B)),
+      goes_on=functools.partial(self.stop.goes_on, state.stop),
     )
-    # A draft that is past its context falls silent.
-    room_B = jnp.maximum(self.model.context_length - length_B, 0)
-    num_draft_B = jnp.minimum(proposal.num_draft_B, room_B)
-    return proposal._replace(num_draft_B=num_draft_B), cache
+    return proposal, state.replace(cache=cache)
 
   def observe(
-    self, params: Params, state: models.Cache, outcome: Outcome
-  ) -> models.Cache:
-    """Nothing to learn: `propose` goes back by the row's length alone."""
-    del params, outcome
-    return state
+    self, params: Params, state: DraftState, outcome: Outcome
+  ) -> DraftState:
+    """For the rule alone: `propose` goes back by the row's length."""
+    del params
+    stop = self.stop.observe(state.stop, outcome)
+    pin = lambda x: constrain(x, self.model.placement, 'batch')
+    return state.replace(stop=jax.tree.map(pin, stop))

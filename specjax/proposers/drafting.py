@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -15,6 +16,34 @@ from specjax.sharding import constrain
 
 # A token and what was fed before it, to the token's hidden and the same grown.
 Feed = Callable[[Array, Any], tuple[Array, Any]]
+# The logits of draft i, and i, to whether it is made.
+GoesOn = Callable[[Array, Array], Array]
+
+
+@flax.struct.dataclass
+class _Chain:
+  """What the loop over drafts carries.
+
+  Attributes:
+    i: int32 [], drafts so far.
+    is_going_B: bool [B], whether the row may make draft i.
+    last_B1D: the hiddens behind which draft i is drawn; None: draft i - 1 is
+      fed for them.
+    memory: what `feed` carries.
+    counts: of the committed text and the drafts, or None.
+    draft_KB: int32; the one fed next stands at (i - 1) % K.
+    log_weights_KBV: float32.
+    num_draft_B: int32 [B].
+  """
+
+  i: Array
+  is_going_B: Array
+  last_B1D: Array | None
+  memory: Any
+  counts: Counts | None
+  draft_KB: Array
+  log_weights_KBV: Array
+  num_draft_B: Array
 
 
 def draw_chain(
@@ -23,69 +52,117 @@ def draw_chain(
   keys_BK: Key,
   feed: Feed,
   memory: Any,
-  last_B1D: Array,
+  pending_B: Array,
+  last_B1D: Array | None,
   counts: Counts | None,
   sampling: Sampling,
+  *,
+  most_B: Array,
+  goes_on: GoesOn,
 ) -> tuple[Proposal, Any]:
-  """Draws K drafts, each from the law behind the one before it.
+  """Draws up to K drafts, each from the law behind the one before it.
 
-  A chain that meets a law which is not finite ends before it.
+  A row ends before draft `most`, before the first that `goes_on` does not want,
+  and before a law that is not finite. The loop ends with the last row, and
+  nothing is fed for a draft that no row may make:
+
+    most 3      draw, feed, draw, feed, draw
+    most 0      nothing at all
 
   Args:
     model: unembeds hiddens and says where laws lie.
     params: its parameters.
     keys_BK: typed keys [B, K]; consumed.
-    feed: `(draft_B1, memory)` to `(last_B1D, memory)`; called K - 1 times, for
-      no draft is drawn behind the last.
-    memory: what `feed` carries; it has absorbed the pending token.
-    last_B1D: the pending token's hiddens.
+    feed: `(token_B1, memory)` to `(last_B1D, memory)`.
+    memory: what `feed` carries.
+    pending_B: int32 [B], the last committed token.
+    last_B1D: its hiddens; None if `feed` is still to be called for it.
     counts: of the committed text, [B, 1, V]; None without penalties.
     sampling: the rows' settings.
+    most_B: int32 [B], at most K.
+    goes_on: `(logits_BV, i)` to bool [B], see `StoppingRule.goes_on`.
 
   Returns:
-    The proposal and the memory, which has absorbed all drafts but the last.
+    The proposal, and the memory, which has absorbed at least what stands before
+    each row's last draft. Laws of drafts that were not made are zeros or junk.
   """
+  b, k = keys_BK.shape
+  pin = lambda x, *axes: constrain(x, model.placement, *axes)
+  pin_laws = lambda x_KBV: pin(x_KBV, None, 'batch', 'vocab')
+  put = jax.lax.dynamic_update_index_in_dim  # Where a scatter may copy.
 
-  def draw(last_B1D, counts, key_B):
+  def fed(chain: _Chain) -> tuple[Array, Any]:
+    token_B = chain.draft_KB[(chain.i - 1) % k]
+    if last_B1D is None:
+      return feed(token_B[:, None], chain.memory)
+    if k == 1:
+      return last_B1D, chain.memory
+    # None or one pass: a loop works in place where a branch would copy.
+    return jax.lax.fori_loop(
+      0,
+      jnp.where(chain.i > 0, 1, 0),
+      lambda _, carry: feed(token_B[:, None], carry[1]),
+      (chain.last_B1D, chain.memory),
+    )
+
+  def extend(chain: _Chain) -> _Chain:
+    i = chain.i
+    last_B1D, memory = fed(chain)
     logits_B1V, is_finite_B1 = sampling_lib.blank_broken(
       model.unembed(params, last_B1D)
     )
+    is_going_B = chain.is_going_B & is_finite_B1[:, 0]
+    is_going_B &= goes_on(logits_B1V[:, 0], i)
+    # On a mesh this orders what the rule communicates before the drawing.
+    logits_B1V = jnp.where(is_going_B[:, None, None], logits_B1V, 0.0)
     # Pinned, or the target's split of the laws would enter the draft loop.
-    log_weights_B1V = constrain(
-      sampling_lib.transform(sampling, logits_B1V, counts),
-      model.placement,
+    log_weights_B1V = pin(
+      sampling_lib.transform(sampling, logits_B1V, chain.counts),
       'batch',
       None,
       'vocab',
     )
-    draft_B = sampling_lib.draw(log_weights_B1V[:, 0], key_B, sampling)
-    draft_B = constrain(draft_B, model.placement, 'batch')
-    return draft_B, log_weights_B1V[:, 0], is_finite_B1[:, 0]
-
-  def extend(carry, key_B):
-    draft_B, counts, memory = carry
-    last_B1D, memory = feed(draft_B[:, None], memory)
+    draft_B = pin(
+      sampling_lib.draw(log_weights_B1V[:, 0], keys_BK[:, i], sampling), 'batch'
+    )
+    counts = chain.counts
     if counts is not None:
       counts = jax.tree.map(
         lambda counts_B2V: counts_B2V[:, 1:],
         sampling_lib.count_drafts(counts, draft_B[:, None]),
       )
-    drawn = draw(last_B1D, counts, key_B)
-    return (drawn[0], counts, memory), drawn
+    return _Chain(
+      i=i + 1,
+      is_going_B=is_going_B & (i + 1 < most_B),
+      last_B1D=None if chain.last_B1D is None else last_B1D,
+      memory=memory,
+      counts=counts,
+      draft_KB=put(chain.draft_KB, draft_B, i, 0),
+      # Pinned on both sides, or the carry takes the layout of its later use.
+      log_weights_KBV=pin_laws(
+        put(pin_laws(chain.log_weights_KBV), log_weights_B1V[:, 0], i, 0)
+      ),
+      num_draft_B=chain.num_draft_B + is_going_B,
+    )
 
-  first = draw(last_B1D, counts, keys_BK[:, 0])
-  (_, _, memory), rest = jax.lax.scan(
-    extend, (first[0], counts, memory), keys_BK[:, 1:].T
-  )
-  draft_KB, log_weights_KBV, is_finite_KB = jax.tree.map(
-    lambda head, tail: jnp.concatenate([head[None], tail]), first, rest
-  )
-  num_finite_B = jnp.sum(
-    jnp.cumprod(is_finite_KB.astype(jnp.int32), axis=0), axis=0
+  chain = jax.lax.while_loop(
+    lambda chain: jnp.any(chain.is_going_B),
+    extend,
+    _Chain(
+      i=jnp.int32(0),
+      is_going_B=most_B > 0,
+      last_B1D=last_B1D,
+      memory=memory,
+      counts=counts,
+      # Before the first draft the pending token is the one fed next.
+      draft_KB=jnp.zeros((k, b), jnp.int32).at[-1].set(pending_B),
+      log_weights_KBV=pin_laws(jnp.zeros((k, b, model.vocab_size))),
+      num_draft_B=jnp.zeros(b, jnp.int32),
+    ),
   )
   proposal = Proposal(
-    draft_BK=draft_KB.T,
-    log_weights_BKV=jnp.swapaxes(log_weights_KBV, 0, 1),
-    num_draft_B=num_finite_B.astype(jnp.int32),
+    draft_BK=chain.draft_KB.T,
+    log_weights_BKV=jnp.swapaxes(pin_laws(chain.log_weights_KBV), 0, 1),
+    num_draft_B=chain.num_draft_B,
   )
-  return proposal, memory
+  return proposal, chain.memory

@@ -1,7 +1,10 @@
 """The target's own first layers draft; there is no second model."""
 
 import dataclasses
+import functools
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from specjax import sampling as sampling_lib
@@ -14,8 +17,10 @@ from specjax.proposers.base import (
   check_num_draft_tokens,
 )
 from specjax.proposers.drafting import draw_chain
+from specjax.proposers.stopping import Fixed, StoppingRule
 from specjax.sampling import Sampling
 from specjax.shapes import Array, Key, Params
+from specjax.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,9 +36,10 @@ class EarlyExit:
     beside it                        p d1 d2       p pending, K = 3; d3 is
                                                    drawn and not fed
 
-  So there is no state, nothing to roll back, and no copy of a cache. What the
-  exit costs is E of the layers for each draft, one row each. How often it is
-  right is up to the target: models that were not trained for it exit late.
+  So there is nothing to roll back, and no copy of a cache; the state is that of
+  the stopping rule. What the exit costs is E of the layers for each draft, one
+  row each. How often it is right is up to the target: models that were not
+  trained for it exit late.
 
   Lossless: the drafts are drawn from the laws that are reported.
   Source: Elhoushi et al., LayerSkip, arXiv:2404.16710, section 4.3, and Zhang
@@ -44,11 +50,13 @@ class EarlyExit:
     model: the target itself.
     exit_layer: E, at least 1 and below the number of layers.
     num_draft_tokens: K, 1..64.
+    stop: ends a row's drafts before K.
   """
 
   model: Transformer
   exit_layer: int
   num_draft_tokens: int
+  stop: StoppingRule = Fixed()
   target_features = ()
 
   def __post_init__(self):
@@ -84,22 +92,22 @@ class EarlyExit:
     tokens_BL: Array,
     length_B: Array,
     num_slots: int,
-  ) -> tuple[()]:
-    """No state: the target's cache is the memory."""
-    del params, target, tokens_BL, length_B, num_slots
-    return ()
+  ) -> Any:
+    """The rule's state: the target's cache is the memory."""
+    del params, target, length_B, num_slots
+    return self.stop.init(tokens_BL.shape[0])
 
   def propose(
     self,
     params: Params,
     keys_BK: Key,
-    state: tuple[()],
+    state: Any,
     target: TargetView,
     tokens_BL: Array,
     length_B: Array,
     sampling: Sampling,
-  ) -> tuple[Proposal, tuple[()]]:
-    """Feeds the pending token and K - 1 drafts to the first layers."""
+  ) -> tuple[Proposal, Any]:
+    """Feeds the pending token and all drafts but the last, one by one."""
     draft, draft_params = self.first_layers, self.first_params(params['target'])
     cache = models.KVCache(
       k=target.cache.k[: self.exit_layer],
@@ -114,20 +122,29 @@ class EarlyExit:
     k = self.num_draft_tokens
     side = draft.init_cache(tokens_BL.shape[0], num_slots=k, max_rewind=0)
     pending_B1 = jnp.take_along_axis(tokens_BL, (length_B - 1)[:, None], axis=1)
-    last_B1D, side = feed(pending_B1, side)
+    most_B = self.stop.most(state, k)
     counts = None
     if sampling.has_penalties:
       counts = sampling_lib.count_committed(
         tokens_BL, length_B, target.prompt_length_B, draft.vocab_size
       )
     proposal, _ = draw_chain(
-      draft, draft_params, keys_BK, feed, side, last_B1D, counts, sampling
+      draft,
+      draft_params,
+      keys_BK,
+      feed,
+      side,
+      pending_B1[:, 0],
+      None,
+      counts,
+      sampling,
+      most_B=jnp.minimum(most_B, target.room_B),
+      goes_on=functools.partial(self.stop.goes_on, state),
     )
     return proposal, state
 
-  def observe(
-    self, params: Params, state: tuple[()], outcome: Outcome
-  ) -> tuple[()]:
-    """Nothing to learn: the drafts' cache is gone."""
-    del params, outcome
-    return state
+  def observe(self, params: Params, state: Any, outcome: Outcome) -> Any:
+    """For the rule alone: the drafts' cache is gone."""
+    del params
+    pin = lambda x: constrain(x, self.model.placement, 'batch')
+    return jax.tree.map(pin, self.stop.observe(state, outcome))

@@ -1,6 +1,7 @@
 """Prompt lookup: the text itself is the draft."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -10,6 +11,7 @@ from specjax.proposers.base import (
   TargetView,
   check_num_draft_tokens,
 )
+from specjax.proposers.stopping import Fixed, StoppingRule
 from specjax.sampling import Sampling
 from specjax.shapes import Array, Key, Params
 
@@ -34,11 +36,13 @@ class NGram:
 
   Attributes:
     num_draft_tokens: K, 1..64.
+    stop: ends a row's drafts before K; one that reads no logits.
     min_ngram: shortest suffix that counts, at least 1.
     max_ngram: longest suffix that is looked for.
   """
 
   num_draft_tokens: int
+  stop: StoppingRule = Fixed()
   min_ngram: int = 1
   max_ngram: int = 3
   target_features = ()
@@ -50,6 +54,11 @@ class NGram:
         'min_ngram and max_ngram must satisfy 1 <= min <= max <= 64, '
         f'got {self.min_ngram} and {self.max_ngram}.'
       )
+    if self.stop.reads_logits:
+      raise ValueError(
+        'ngram has no logits, so stop must be a rule that reads none, got '
+        f'{self.stop}.'
+      )
 
   def init(
     self,
@@ -58,21 +67,21 @@ class NGram:
     tokens_BL: Array,
     length_B: Array,
     num_slots: int,
-  ) -> tuple[()]:
-    """No state: the token buffer is the table."""
-    del params, target, tokens_BL, length_B, num_slots
-    return ()
+  ) -> Any:
+    """The rule's state: the token buffer is the table."""
+    del params, target, length_B, num_slots
+    return self.stop.init(tokens_BL.shape[0])
 
   def propose(
     self,
     params: Params,
     keys_BK: Key,
-    state: tuple[()],
+    state: Any,
     target: TargetView,
     tokens_BL: Array,
     length_B: Array,
     sampling: Sampling,
-  ) -> tuple[Proposal, tuple[()]]:
+  ) -> tuple[Proposal, Any]:
     """Looks every row's suffix up in the row itself."""
     del params, keys_BK, target, sampling
     k, size = self.num_draft_tokens, tokens_BL.shape[1]
@@ -100,13 +109,13 @@ class NGram:
     draft_BK = jnp.take_along_axis(
       tokens_BL, jnp.minimum(index_BK, size - 1), axis=1
     )
-    num_draft_B = jnp.minimum(last_B1 - match_B1, k)[:, 0]
+    num_draft_B = jnp.minimum(
+      (last_B1 - match_B1)[:, 0], self.stop.most(state, k)
+    )
     num_draft_B = jnp.where(is_found_B, num_draft_B, 0)
     return Proposal(draft_BK, None, num_draft_B), state
 
-  def observe(
-    self, params: Params, state: tuple[()], outcome: Outcome
-  ) -> tuple[()]:
-    """Nothing to learn: the committed text is all there is."""
-    del params, outcome
-    return state
+  def observe(self, params: Params, state: Any, outcome: Outcome) -> Any:
+    """For the rule alone: the committed text is all there is."""
+    del params
+    return self.stop.observe(state, outcome)

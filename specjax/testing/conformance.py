@@ -228,7 +228,8 @@ def check_proposer(
   @jax.jit
   def propose(requests: states.Requests, keys_BK: Key, sampling: Sampling):
     state = decoder.init(params, requests)
-    view = TargetView(state.target_cache, state.prompt_length_B)
+    room_B = jnp.full_like(state.length_B, k)
+    view = TargetView(state.target_cache, state.prompt_length_B, room_B)
     proposal, _ = proposer.propose(
       params,
       keys_BK,
@@ -282,15 +283,32 @@ def check_proposer(
 
 
 def _check_drawn(proposer: Proposer, proposal):
-  """Rows with one history: the drafts follow the reported laws."""
+  """Rows with one history: the drafts follow the reported laws.
+
+  Whether a draft is made must be decided before it is drawn: rows with the same
+  drafts before it make it, or none does.
+  """
   draft_BK = np.asarray(proposal.draft_BK)
+  num_draft_B = np.asarray(proposal.num_draft_B)
   q_BKV = np.asarray(
     jax.nn.softmax(proposal.log_weights_BKV, axis=-1), np.float64
   )
   for i in range(draft_BK.shape[1]):
-    prefixes, group_B = np.unique(draft_BK[:, :i], axis=0, return_inverse=True)
+    is_there_B = num_draft_B >= i
+    prefixes, group_B = np.unique(
+      draft_BK[is_there_B, :i], axis=0, return_inverse=True
+    )
     for g in range(len(prefixes)):
-      is_in_B = group_B.ravel() == g
+      is_in_B = np.flatnonzero(is_there_B)[group_B.ravel() == g]
+      num_made = int(np.sum(num_draft_B[is_in_B] > i))
+      _require(
+        num_made in (0, len(is_in_B)),
+        f'{proposer} must decide on a draft before it is drawn, draft {i} '
+        f'after {prefixes[g].tolist()} is made in {num_made} of '
+        f'{len(is_in_B)} rows',
+      )
+      if not num_made:
+        continue
       q_V = q_BKV[is_in_B, i].mean(axis=0)
       _require(
         np.allclose(q_BKV[is_in_B, i], q_V[None], atol=1e-6),

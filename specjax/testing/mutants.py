@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import decode
+from specjax import commit, decode
 from specjax import noise as noise_lib
 from specjax import state as states
 from specjax.models import base as models
@@ -158,6 +158,30 @@ class FalseReport:
 
 
 @dataclasses.dataclass(frozen=True)
+class StopsAtItsToken:
+  """A proposer that drops a draft whose own probability is low, once drawn.
+
+  Attributes:
+    proposer: the honest one.
+    least: the probability that a draft must have.
+  """
+
+  proposer: proposers.Proposer
+  least: float
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self.proposer, name)
+
+  def propose(self, *args) -> tuple[proposers.Proposal, Any]:
+    proposal, state = self.proposer.propose(*args)
+    q_BKV = jax.nn.softmax(proposal.log_weights_BKV, axis=-1)
+    q_BK1 = jnp.take_along_axis(q_BKV, proposal.draft_BK[:, :, None], axis=-1)
+    num_likely_B = commit.num_leading(q_BK1[:, :, 0] >= self.least)
+    num_draft_B = jnp.minimum(proposal.num_draft_B, num_likely_B)
+    return proposal._replace(num_draft_B=num_draft_B), state
+
+
+@dataclasses.dataclass(frozen=True)
 class RewindOffByOne:
   """A model whose `keep` keeps one entry too many."""
 
@@ -296,6 +320,10 @@ def all_mutants(rows: int) -> list[Mutant]:
   add(
     'draft_law_at_another_temperature',
     replaced(v4b, proposer=FalseReport(proposer, 'temperature')),
+  )
+  add(
+    'draft_stopped_by_its_own_token',
+    replaced(v4b, proposer=StopsAtItsToken(proposer, 0.25)),
   )
   add(
     'residual_drawn_with_draft_noise',

@@ -5,6 +5,7 @@ from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
 from specjax import testing
+from specjax.proposers import stopping
 from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
@@ -34,6 +35,22 @@ PROPOSERS_UNDER_TEST = (
     transformer,
     lambda model: EarlyExit(model=model, exit_layer=1, num_draft_tokens=3),
   ),
+  (
+    'draft_confidence',
+    toy,
+    lambda model: DraftModel(
+      model=model, num_draft_tokens=3, stop=stopping.Confidence(least=0.4)
+    ),
+  ),
+  (
+    'draft_cost',
+    toy,
+    lambda model: DraftModel(
+      model=model,
+      num_draft_tokens=3,
+      stop=stopping.Cost(step_costs=(1.0, 1.5, 2.0)),
+    ),
+  ),
 )
 
 
@@ -42,6 +59,14 @@ class ConformanceTest(parameterized.TestCase):
   def test_proposer(self, make_target, make):
     model, params = make_target()
     testing.check_proposer(make(model), model, params, jax.random.key(3))
+
+  def test_a_draft_must_not_be_dropped_once_it_is_drawn(self):
+    model, params = toy()
+    honest = DraftModel(model=model, num_draft_tokens=1)
+    false = mutants.StopsAtItsToken(honest, 0.25)
+    message = 'must decide on a draft before it is drawn'
+    with self.assertRaisesRegex(AssertionError, message):
+      testing.check_proposer(false, model, params, jax.random.key(3))
 
   def test_a_false_report_does_not_conform(self):
     model, params = toy()

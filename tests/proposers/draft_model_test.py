@@ -76,7 +76,7 @@ class CacheTest(parameterized.TestCase):
     for _ in range(8):
       tokens_BL = np.asarray(run.state.tokens_BL)
       length_B = np.asarray(run.state.length_B)
-      cache = run.state.proposer_state
+      cache = run.state.proposer_state.cache
       for b in range(len(rows)):
         n = max(length_B[b] - 2, 0)
         self.assertGreaterEqual(int(cache.length_B[b]), n)

@@ -113,7 +113,7 @@ def propose(target, proposer, params, tokens_BL, length_B, sampling):
     params,
     jax.random.split(jax.random.key(5), (b, K)),
     state.proposer_state,
-    TargetView(state.target_cache, length_B),
+    TargetView(state.target_cache, length_B, jnp.full(b, K, jnp.int32)),
     tokens_BL,
     length_B,
     sampling,

@@ -15,7 +15,7 @@ import tests.setup_jax  # noqa: F401
 from experiments import certify, common
 from specjax import testing
 from specjax.sampling import SamplingOptions
-from specjax.testing import certificate, loops, mutants
+from specjax.testing import certificate, certified, loops, mutants
 from specjax.verify import chain
 
 # The rest is hunted by the certificate itself.
@@ -23,6 +23,7 @@ HUNTED_HERE = (
   'residual_from_p',
   'draft_law_at_another_temperature',
   'draft_rewind_off_by_one',
+  'draft_stopped_by_its_own_token',
   # (stop_id_ignored_inside_draft: conformance_test.py.)
 )
 
@@ -48,6 +49,7 @@ class MutantsTest(parameterized.TestCase):
         'residual_from_q',
         'greedy_draft_reported_as_sampled',
         'draft_law_at_another_temperature',
+        'draft_stopped_by_its_own_token',
         'residual_drawn_with_draft_noise',
         'target_filter_on_residual_only',
         'accept_with_q_over_p',
@@ -130,8 +132,8 @@ class CertificateTest(parameterized.TestCase):
       self.assertContainsSubset((0.0, 0.5, 1.0, 1.7), temperatures)
       self.assertLen({len(g.prompt) for g in groups}, 4)
       self.assertLessEqual(
-        certificate.NUM_TOKENS + max(len(g.prompt) for g in groups),
-        certificate.MAX_LENGTH,
+        certified.NUM_TOKENS + max(len(g.prompt) for g in groups),
+        certified.MAX_LENGTH,
       )
 
 
