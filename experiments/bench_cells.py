@@ -101,7 +101,7 @@ class Cell:
   @property
   def widths(self) -> tuple[int, ...]:
     """The widths of a target pass, ascending."""
-    return getattr(self.decoder, 'pass_widths', (self.decoder.num_rows,))
+    return self.decoder.pass_widths
 
   def width_of(self, num_drafts: int) -> int:
     """The rows of a pass that verifies so many drafts."""
@@ -301,7 +301,7 @@ def _propose(
   def one(_, carry):
     tokens_BL, proposer_state = carry
     state = rest.replace(tokens_BL=tokens_BL, proposer_state=proposer_state)
-    proposal, proposer_state = decoder._propose(params, state, settings)
+    proposal, proposer_state = decoder.propose(params, state, settings)
     # The next call depends on this one, by a token behind the row's end.
     last_B = proposal.draft_BK[:, -1] + proposal.num_draft_B
     return tokens_BL.at[:, -1].set(last_B), proposer_state

@@ -13,6 +13,7 @@ from experiments import (
   common,
   conversions,
   generate,
+  lengths,
   prompts,
   step_costs,
 )
@@ -304,7 +305,7 @@ def _requests(
   """The first turns, without stop ids, and the length of all buffers."""
   requests = [
     dataclasses.replace(
-      generate._Talk(plain, target, row).ask(0), stop=(), stop_ids=()
+      generate.Talk(plain, target, row).ask(0), stop=(), stop_ids=()
     )
     for row in rows
   ]
@@ -314,7 +315,7 @@ def _requests(
         f'max_new_tokens must be at least 1, got 0 in row {row}.'
       )
   most = max(len(r.prompt_tokens) + r.max_new_tokens for r in requests)
-  max_length = generate._max_length(plain, target, most)
+  max_length = generate.max_length_of(plain, target, most)
   if most > max_length:
     raise ValueError(
       f'prompt and new tokens must be at most {max_length} together '
@@ -342,19 +343,19 @@ class _CellMaker:
     stop_rule: str = 'fixed',
   ) -> Cell:
     proposer, proposer_params = self.proposers[name]
-    settings = {}
+    widths = None
     if num_draft_tokens:
       proposer = dataclasses.replace(
         proposer, num_draft_tokens=num_draft_tokens
       )
-      settings = self._widths(name, num_draft_tokens, stop_rule)
+      widths = self._widths(name, num_draft_tokens, stop_rule)
     decoder = Decoder(
       target=self.target.model,
       proposer=proposer,
       verify=self.rule,
       max_length=self.max_length,
       width=width,
-      **settings,
+      widths=widths,
     )
     params = {'target': self.target.params, 'proposer': proposer_params}
     if stop_rule != 'fixed':
@@ -368,20 +369,18 @@ class _CellMaker:
       stop_rule=stop_rule,
     )
 
-  def _widths(self, name: str, num_draft_tokens: int, stop_rule: str) -> dict:
+  def _widths(
+    self, name: str, num_draft_tokens: int, stop_rule: str
+  ) -> tuple[int, ...] | None:
     """As generate.py chooses them."""
-    changes = {'num_draft_tokens': num_draft_tokens}
-    if stop_rule != 'fixed':
-      changes['stop_rule'] = stop_rule
-    run = dataclasses.replace(self.runs[name], **changes)
-    widths = getattr(run, 'widths', None)
-    return {} if widths is None else {'widths': widths}
+    run = dataclasses.replace(
+      self.runs[name], num_draft_tokens=num_draft_tokens, stop_rule=stop_rule
+    )
+    return run.widths(self.target.model.has_independent_rows)
 
   def _stopping(
     self, decoder: Decoder, params: Params, stop_rule: str, batch_size: int
   ) -> Decoder:
-    from experiments import lengths
-
     if stop_rule == 'cost':
       return lengths.with_costs(decoder, params, batch_size)[0]
     proposer = dataclasses.replace(

@@ -257,7 +257,7 @@ def _run_config(
 
 
 def _stop_rule(values: flags.FlagValues) -> str:
-  return values.stop_rule if 'stop_rule' in values else 'fixed'
+  return values.stop_rule
 
 
 def benchmark(config: BenchConfig) -> dict[str, Any]:

@@ -132,16 +132,16 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
   first = None if config.process_id is None else 0
   alike = dataclasses.replace(config, process_id=first, json_out=None)
   processes.check_same((alike, rows))
-  talks = [_Talk(config, target, row) for row in rows]
+  talks = [Talk(config, target, row) for row in rows]
   decoder = Decoder(
     target=target.model,
     proposer=proposer,
     verify=rule,
-    max_length=_max_length(
+    max_length=max_length_of(
       config, target, max(talk.most_tokens() for talk in talks)
     ),
     width=config.num_draft_tokens + 1 if config.exact else None,
-    widths=config.widths,
+    widths=config.widths(target.model.has_independent_rows),
   )
   params = {'target': target.params, 'proposer': proposer_params}
   if config.is_first:
@@ -163,7 +163,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
     most = max(len(r.prompt_tokens) + r.max_new_tokens for r in requests)
     decoder = dataclasses.replace(
       decoder,
-      max_length=max(decoder.max_length, _max_length(config, target, most)),
+      max_length=max(decoder.max_length, max_length_of(config, target, most)),
     )
     for i, request in reversed(list(enumerate(requests))):
       if turn and len(request.prompt_tokens) > decoder.max_length:
@@ -233,7 +233,7 @@ class _Stages:
     self._line.close()
 
 
-class _Talk:
+class Talk:
   """One row of input on its way through its turns."""
 
   def __init__(
@@ -295,7 +295,7 @@ class _Talk:
 
   def most_tokens(self) -> int:
     """Room for all turns, whatever the answers are."""
-    rehearsal = _Talk(self._config, self._target, self._row)
+    rehearsal = Talk(self._config, self._target, self._row)
     for turn in range(len(self.turns)):
       request = rehearsal.ask(turn)
       rehearsal._messages.append({'role': 'assistant', 'content': ''})
@@ -303,7 +303,7 @@ class _Talk:
     return len(request.prompt_tokens) + room
 
 
-def _max_length(config: RunConfig, target: load.Loaded, most: int) -> int:
+def max_length_of(config: RunConfig, target: load.Loaded, most: int) -> int:
   """The buffer's length for rows of at most so many tokens."""
   if config.max_length is not None:
     return config.max_length

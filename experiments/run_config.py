@@ -118,10 +118,11 @@ def define_speculation_flags(values: flags.FlagValues):
   flags.DEFINE_boolean(
     'exact',
     True,
-    'Plain decoding runs at the width of a verification, so that its greedy '
-    'and coupled text is bit-equal to any speculative run with the same '
-    '--num_draft_tokens and --batch_size, in any dtype. --noexact: a step '
-    'verifies no more rows than its drafts need, 1, 2, 4, ..., if they vary.',
+    'Greedy and coupled text is bit-equal to that of plain decoding with the '
+    'same --num_draft_tokens and --batch_size, in any dtype: plain decoding '
+    'runs at the width of a verification, unless the model has the same bits '
+    'at every width (on one CPU in int8, or in bfloat16 with the kernels). '
+    '--noexact: a step is never wider than its drafts need.',
     flag_values=values,
   )
   flags.DEFINE_integer(
@@ -405,13 +406,20 @@ class RunConfig:
     """Whether this process is the one that prints and writes."""
     return not self.process_id
 
-  @property
-  def widths(self) -> tuple[int, ...] | None:
-    """The widths of a verification; None is one."""
-    is_varied = self.proposer == 'ngram' or self.stop_rule != 'fixed'
-    if self.exact or not is_varied:
+  def widths(self, has_independent_rows: bool) -> tuple[int, ...] | None:
+    """The widths of a verification; None is one, that of all drafts.
+
+    Args:
+      has_independent_rows: of the target. If its logits do not depend on the
+        width, the cheapest are exact.
+    """
+    if self.exact and not has_independent_rows:
       return None
-    return powers_of_two(self.num_draft_tokens + 1)
+    if self.proposer == 'none':
+      # The wide pass is never run; with it the buffers have equal sizes.
+      return (1, self.num_draft_tokens + 1) if self.exact else None
+    is_varied = self.proposer == 'ngram' or self.stop_rule != 'fixed'
+    return powers_of_two(self.num_draft_tokens + 1) if is_varied else None
 
   def make_ngram(self) -> NGram:
     return NGram(

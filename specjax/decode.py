@@ -178,7 +178,7 @@ class Decoder:
   ) -> tuple[DecodeState, StepInfo]:
     """One round: at least one token for every unfinished row."""
     state = pin_rows(state, self.target.placement)
-    proposal, proposer_state = self._propose(params, state, sampling)
+    proposal, proposer_state = self.propose(params, state, sampling)
     pending_B1 = jnp.take_along_axis(
       state.tokens_BL, (state.length_B - 1)[:, None], axis=1
     )
@@ -239,7 +239,7 @@ class Decoder:
     placement = self.target.placement
     return pin_rows(new_state, placement), pin_rows(info, placement)
 
-  def _propose(
+  def propose(
     self, params: Params, state: DecodeState, sampling: Sampling
   ) -> tuple[proposers.Proposal, Any]:
     """The proposal, padded to N - 1 columns and cut to what can be verified."""

@@ -50,11 +50,14 @@ class LanguageModel(Protocol):
     context_length: how many positions the model was made for.
     placement: where its arrays lie; None is one device. A model pins its
       caches and logits to it.
+    has_independent_rows: whether a token's logits have the same bits in a pass
+      of any width.
   """
 
   vocab_size: int
   context_length: int
   placement: Placement | None
+  has_independent_rows: bool
 
   def param_specs(self) -> Any:
     """A pytree of `ParamSpec`, the declaration of every parameter."""

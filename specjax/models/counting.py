@@ -38,6 +38,7 @@ class CountingModel:
   table_size: int = 16381
   context_length: int = 4096
   placement: Placement | None = None
+  has_independent_rows = False  # Nobody has looked.
 
   def param_specs(self) -> tuple[dict[str, sharding.ParamSpec], ...]:
     """Per order: the weights of each row, and the hash that owns it."""

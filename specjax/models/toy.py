@@ -50,6 +50,7 @@ class ToyModel:
   sharpness: float = 1.0
   window: int | None = None
   placement: Placement | None = None
+  has_independent_rows = False  # Nobody has looked.
 
   def param_specs(self) -> dict[str, sharding.ParamSpec]:
     return {
