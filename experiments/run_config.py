@@ -287,6 +287,7 @@ class RunConfig:
   draft_dtype: str | None = None
   quantize: str = 'none'
   draft_quantize: str | None = None
+  cache_dtype: str | None = None
   cache_dir: str | None = None
   mesh: str = 'data:1,model:1'
   draft_mesh: str | None = None
