@@ -25,7 +25,7 @@ from absl import flags
 
 from experiments import common
 from specjax import sampling
-from specjax.models import base, config, layers, quantize
+from specjax.models import config, layers, quantize, slots
 from specjax.sampling import SamplingOptions
 
 _CALL_SECONDS = 0.05
@@ -258,7 +258,7 @@ def cache_writes(sizes: Sizes) -> Iterator[Case]:
 
   @functools.partial(jax.jit, donate_argnums=0)
   def call(cache_1GSC, new_1GTC, slot_1T):
-    return base.write_slots(cache_1GSC, new_1GTC, slot_1T)
+    return slots.write(cache_1GSC, new_1GTC, slot_1T)
 
   for num_slots, length in sizes.slots:
     for rows in sizes.attention_rows:

@@ -55,7 +55,8 @@ def make_model(name: str, dtype: str, scheme: str) -> Transformer:
     if not isinstance(settings, dict):
       raise ValueError(f'{name!r} must hold a JSON object.')
     model = model_config.config_from_hf(settings, dtype=dtype)
-  return dataclasses.replace(model, quantize=scheme)
+  # As on an accelerator, whatever this is computed on.
+  return dataclasses.replace(model, quantize=scheme, cache_dtype=dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

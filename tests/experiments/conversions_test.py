@@ -39,7 +39,11 @@ class ConversionsTest(parameterized.TestCase):
       contextlib.redirect_stderr(err),
     ):
       loaded = conversions.load_model(
-        str(model or self.model), dtype, quantize, None, str(self.cache)
+        str(model or self.model),
+        dtype,
+        quantize,
+        None,
+        cache_dir=str(self.cache),
       )
     return loaded, names, err.getvalue()
 

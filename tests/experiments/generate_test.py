@@ -8,6 +8,7 @@ import math
 import pathlib
 import re
 import tempfile
+import types
 import unittest
 from unittest import mock
 
@@ -577,6 +578,7 @@ class LoadTest(parameterized.TestCase):
       asked[name] = quantize
       if len(asked) == 2:
         raise ValueError('Enough.')
+      return types.SimpleNamespace(model=None, params=None)
 
     argv = ('--target=a', '--draft=b', '--prompt=a', *flags)
     with (

@@ -201,7 +201,7 @@ class WithoutKernelTest(parameterized.TestCase):
 
   def test_turned_off(self):
     with mock.patch.dict(os.environ, {products.SWITCH: '0'}):
-      with self.assertNoLogs():
+      with self.assertNoLogs('absl'):
         self.assertFalse(products.is_available())
       self.check_twins()
 
@@ -215,7 +215,7 @@ class WithoutKernelTest(parameterized.TestCase):
   def test_not_built(self):
     missing = pathlib.Path('/nowhere/_products.so')
     with mock.patch.object(products, '_LIBRARY', missing):
-      with self.assertLogs() as logs:
+      with self.assertLogs('absl') as logs:
         self.assertFalse(products.is_available())
         self.check_twins()
     self.assertLen(logs.output, 1)
@@ -224,14 +224,14 @@ class WithoutKernelTest(parameterized.TestCase):
   def test_not_a_library(self):
     path = pathlib.Path(__file__)
     with mock.patch.object(products, '_LIBRARY', path):
-      with self.assertLogs():
+      with self.assertLogs('absl'):
         self.assertFalse(products.is_available())
 
   def test_built_for_another_jaxlib(self):
     if not products._LIBRARY.exists():
       self.skipTest('THE KERNELS WERE NOT BUILT')
     with mock.patch('importlib.metadata.version', return_value='0.0.1'):
-      with self.assertLogs() as logs:
+      with self.assertLogs('absl') as logs:
         self.assertFalse(products.is_available())
     self.assertIn('found 0.0.1; install specjax again', logs.output[0])
 

@@ -1,18 +1,12 @@
-"""A token's logits have the same bits in a pass of any width.
+"""A token's logits have the same bits in a pass of any width."""
 
-In a process of its own: the tests' compiler flags change the order of sums.
-"""
-
-import dataclasses
-import functools
 import os
 import subprocess
 import sys
 
 from absl.testing import absltest, parameterized
 
-WIDTHS = (9, 6, 5, 2, 1)
-LENGTH, NUM_NEW = 290, 18
+import tests.setup_jax  # noqa: F401
 
 
 class WidthsTest(parameterized.TestCase):
@@ -20,7 +14,7 @@ class WidthsTest(parameterized.TestCase):
   def test_rows_do_not_depend_on_the_width(self, batch_size, scheme):
     environment = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
     ran = subprocess.run(
-      [sys.executable, '-m', __name__, str(batch_size), scheme],
+      [sys.executable, '-m', 'tests.models.widths', str(batch_size), scheme],
       env=environment,
       capture_output=True,
       text=True,
@@ -31,79 +25,5 @@ class WidthsTest(parameterized.TestCase):
     self.assertEqual(ran.stdout, 'equal\n')
 
 
-def check(batch_size: int, scheme: str):
-  """Prints whether logits of all widths are those of the widest."""
-  import jax
-  import jax.numpy as jnp
-  import numpy as np
-
-  from specjax.models import base, config
-
-  # Sizes at which XLA:CPU has been seen to sum narrow passes otherwise.
-  model = config.config_from_hf(
-    {
-      'model_type': 'llama',
-      'vocab_size': 2000,
-      'hidden_size': 576,
-      'intermediate_size': 1536,
-      'num_hidden_layers': 3,
-      'num_attention_heads': 9,
-      'num_key_value_heads': 3,
-      'max_position_embeddings': 1024,
-      'rms_norm_eps': 1e-5,
-      'hidden_act': 'silu',
-      'rope_theta': 10000.0,
-      'tie_word_embeddings': True,
-    },
-    None,
-    'bfloat16',
-    scheme,
-  )
-  model = dataclasses.replace(model, is_fused=True)
-  if not model.has_independent_rows:
-    print('rows depend on the width')
-    return
-  params = model.init(jax.random.key(0))
-  tokens_BT = np.random.default_rng(0).integers(
-    0, model.vocab_size, (batch_size, LENGTH + NUM_NEW), np.int32
-  )
-  # Ragged: row b is b tokens shorter.
-  start_B = LENGTH - jnp.arange(batch_size, dtype=jnp.int32)
-  prefilled = base.prefill(
-    model,
-    params,
-    model.init_cache(batch_size, 600, 0),
-    jnp.asarray(tokens_BT),
-    start_B,
-    chunk=64,
-  )
-
-  @functools.partial(jax.jit, static_argnames='width')
-  def run(width: int) -> jax.Array:
-    def feed(cache, i):
-      index_BT = start_B[:, None] + i + jnp.arange(width)
-      new_BT = jnp.take_along_axis(jnp.asarray(tokens_BT), index_BT, axis=1)
-      hidden, cache = model.apply(params, new_BT, cache)
-      return cache, model.unembed(params, hidden.last_BTD)
-
-    _, logits_XBTV = jax.lax.scan(
-      feed, prefilled, jnp.arange(0, NUM_NEW, width)
-    )
-    logits_BXTV = jnp.swapaxes(logits_XBTV, 0, 1)
-    return logits_BXTV.reshape(batch_size, -1, model.vocab_size)[:, :NUM_NEW]
-
-  want = np.asarray(run(WIDTHS[0]))
-  for width in WIDTHS[1:]:
-    got = np.asarray(run(width))
-    if not np.array_equal(got, want):
-      differing = np.any(got != want, axis=2)
-      print(f'width {width}: {differing.sum()} of {differing.size} rows differ')
-      return
-  print('equal')
-
-
 if __name__ == '__main__':
-  if len(sys.argv) == 3:
-    check(int(sys.argv[1]), sys.argv[2])
-  else:
-    absltest.main()
+  absltest.main()
