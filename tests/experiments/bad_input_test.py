@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import unittest
 from unittest import mock
 
 import numpy as np
@@ -32,9 +31,18 @@ PROGRESS = re.compile(
 )
 
 
+_CACHED = mock.patch.object(
+  load, '_load_demo', functools.cache(load._load_demo)
+)
+
+
 def setUpModule():
-  demo = functools.cache(load._load_demo)
-  unittest.enterModuleContext(mock.patch.object(load, '_load_demo', demo))
+  _CACHED.start()
+
+
+def tearDownModule():
+  # Not a module cleanup: pytest does not run those.
+  _CACHED.stop()
 
 
 class Case(parameterized.TestCase):

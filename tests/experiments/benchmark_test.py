@@ -9,7 +9,6 @@ import math
 import pathlib
 import sys
 import tempfile
-import unittest
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -39,15 +38,23 @@ for line in sys.stdin:
 """
 
 
+_PATCHES = contextlib.ExitStack()
+
+
 def setUpModule():
   demo = functools.cache(load._load_demo)
-  unittest.enterModuleContext(mock.patch.object(load, '_load_demo', demo))
+  _PATCHES.enter_context(mock.patch.object(load, '_load_demo', demo))
   # Passes in the milliseconds: what is checked here is not the figures.
   for module, name in (
     (bench_run, '_COST_SECONDS'),
     (bench_run.bench_cells, '_CALL_SECONDS'),
   ):
-    unittest.enterModuleContext(mock.patch.object(module, name, 0.001))
+    _PATCHES.enter_context(mock.patch.object(module, name, 0.001))
+
+
+def tearDownModule():
+  # Not a module cleanup: pytest does not run those.
+  _PATCHES.close()
 
 
 def run(*argv):

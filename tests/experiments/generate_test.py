@@ -9,7 +9,6 @@ import pathlib
 import re
 import tempfile
 import types
-import unittest
 from unittest import mock
 
 import jax.numpy as jnp
@@ -70,10 +69,17 @@ SECONDS = {
 }
 
 
+# The pair is counted once, not in every run.
+_CACHED = mock.patch.object(load, 'load', functools.cache(load.load))
+
+
 def setUpModule():
-  # The pair is counted once, not in every run.
-  patch = mock.patch.object(load, 'load', functools.cache(load.load))
-  unittest.enterModuleContext(patch)
+  _CACHED.start()
+
+
+def tearDownModule():
+  # Not a module cleanup: pytest does not run those.
+  _CACHED.stop()
 
 
 class Run:
