@@ -35,9 +35,7 @@ class Chip:
 # The page of v4 (docs/v4) gives one peak, "275 teraflops (bf16 or int8)".
 # NVIDIA, SXM forms: the data sheets at https://www.nvidia.com/en-us/
 # data-center/ (a100, h100, h200; l4 is a card), halved where they count
-# sparsity. A10G: NVIDIA's data sheet for AWS, likewise, https://
-# d1.awsstatic.com/product-marketing/ec2/
-# NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf
+# sparsity.
 # RTX 4090: NVIDIA Ada GPU Architecture, version 2.1, table 2, with FP32 sums.
 CHIPS = {
   chip.name: chip
@@ -101,13 +99,6 @@ CHIPS = {
       hbm_bandwidth=300e9,
       bfloat16_flops=121e12,
       int8_ops=242.5e12,
-    ),
-    Chip(
-      name='a10g',
-      hbm_bytes=24 * 10**9,
-      hbm_bandwidth=600e9,
-      bfloat16_flops=70e12,
-      int8_ops=140e12,
     ),
     Chip(
       name='rtx4090',
