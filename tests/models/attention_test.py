@@ -50,12 +50,11 @@ class AttentionTest(parameterized.TestCase):
   @parameterized.product(
     by_block=(False, True),
     dtype=('float32', 'bfloat16', 'int8'),
-    heads=((4, 2), (3, 3)),
-    t=(1, 3),
+    shape=((4, 2, 3), (3, 3, 1)),
     size=(SHORT, LONG),
   )
-  def test_attend(self, by_block, dtype, heads, t, size):
-    h, g = heads
+  def test_attend(self, by_block, dtype, shape, size):
+    h, g, t = shape
     q = normal(0, 2, t, h, 8)
     k, v = (normal(i, 2, g, size, 8) for i in (1, 2))
     visible = np.random.default_rng(0).random((2, t, size)) < 0.5
@@ -70,10 +69,10 @@ class AttentionTest(parameterized.TestCase):
   @parameterized.product(
     by_block=(False, True),
     dtype=('float32', 'bfloat16'),
-    cut=(1, 4, LONG - 3),
-    t=(1, 3),
+    cut_and_t=((1, 3), (4, 1), (LONG - 3, 3)),
   )
-  def test_two_memories_are_one(self, by_block, dtype, cut, t):
+  def test_two_memories_are_one(self, by_block, dtype, cut_and_t):
+    cut, t = cut_and_t
     size = SHORT if cut < SHORT else LONG
     q = normal(0, 2, t, 4, 8).astype(dtype)
     k, v = (normal(i, 2, 2, size, 8).astype(dtype) for i in (1, 2))

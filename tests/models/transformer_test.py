@@ -133,10 +133,9 @@ class TransformerTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "cache_dtype must .*, got 'int4'"):
       dataclasses.replace(model, cache_dtype='int4')
 
-  @parameterized.parameters('gemma3', 'mistral')
-  def test_a_buffer_of_many_blocks(self, name):
-    # Windows of these models are far shorter than the text.
-    model = tiny.model(name)
+  def test_a_buffer_of_many_blocks(self):
+    # Its windows are far shorter than the text.
+    model = tiny.model('gemma3')
     model = dataclasses.replace(model, context_length=2048)
     params = tiny.params_of(model)
     tokens_BT = np.random.default_rng(0).integers(0, 32, (2, 560))

@@ -14,7 +14,7 @@ import numpy as np
 
 from specjax.models import base, config
 
-WIDTHS = (9, 6, 5, 2, 1)
+WIDTHS = (9, 5, 2, 1)
 LENGTH, NUM_NEW = 290, 18
 
 
@@ -27,7 +27,7 @@ def check(batch_size: int, scheme: str):
       'vocab_size': 2000,
       'hidden_size': 576,
       'intermediate_size': 1536,
-      'num_hidden_layers': 3,
+      'num_hidden_layers': 2,
       'num_attention_heads': 9,
       'num_key_value_heads': 3,
       'max_position_embeddings': 1024,

@@ -10,7 +10,7 @@ import tests.setup_jax  # noqa: F401
 
 
 class WidthsTest(parameterized.TestCase):
-  @parameterized.product(batch_size=(1, 3), scheme=('none', 'int8'))
+  @parameterized.parameters((1, 'none'), (3, 'int8'))
   def test_rows_do_not_depend_on_the_width(self, batch_size, scheme):
     environment = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
     ran = subprocess.run(
