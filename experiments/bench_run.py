@@ -203,19 +203,7 @@ def _measure(
 def prepare(config: 'BenchConfig') -> Bench:
   """Loads the models, compiles everything, and finds the baselines."""
   plain = config.runs['none']
-  rows = prompts.read(
-    prompt=plain.prompt,
-    prompt_file=plain.prompt_file,
-    prompts_jsonl=plain.prompts_jsonl,
-    limit=plain.limit,
-    defaults=prompts.Conversation(
-      turns=(),
-      options=plain.options,
-      seed=plain.seed,
-      stop=(),
-      max_new_tokens=plain.max_new_tokens,
-    ),
-  )
+  rows = generate.read_rows(plain)
   rule = generate.choose_rule(plain.verify, rows)
   with common.Progress(f'loading target {plain.target}'):
     target = conversions.load_model(

@@ -210,7 +210,7 @@ def config_from_flags(values: flags.FlagValues) -> BenchConfig:
     peers=values.peers,
     peers_dtype=values.peers_dtype,
     plots=values.plots,
-    stop_rule=_stop_rule(values),
+    stop_rule=values.stop_rule,
     json_out=values.json_out,
   )
 
@@ -250,14 +250,10 @@ def _run_config(
   run.batch_size = size
   run.ignore_eos = True
   config = run_config.config_from_flags(run)
-  if proposer != 'none' and _stop_rule(values) != 'fixed':
+  if proposer != 'none' and values.stop_rule != 'fixed':
     # Refused here, if it does not suit; cells without it share the models.
-    dataclasses.replace(config, stop_rule=_stop_rule(values))
+    dataclasses.replace(config, stop_rule=values.stop_rule)
   return config
-
-
-def _stop_rule(values: flags.FlagValues) -> str:
-  return values.stop_rule
 
 
 def benchmark(config: BenchConfig) -> dict[str, Any]:

@@ -76,6 +76,23 @@ def make_proposer(
   ), draft.params
 
 
+def read_rows(config: RunConfig) -> list[prompts.Conversation]:
+  """What the prompt flags ask for, with the run's settings for defaults."""
+  return prompts.read(
+    prompt=config.prompt,
+    prompt_file=config.prompt_file,
+    prompts_jsonl=config.prompts_jsonl,
+    limit=config.limit,
+    defaults=prompts.Conversation(
+      turns=(),
+      options=config.options,
+      seed=config.seed,
+      stop=config.stop,
+      max_new_tokens=config.max_new_tokens,
+    ),
+  )
+
+
 def choose_rule(name: str, rows: list[prompts.Conversation]) -> chain.Rule:
   """The rule by name; 'auto' looks at the rows' temperatures."""
   warm = [row.options.temperature for row in rows if not row.options.is_greedy]
@@ -96,19 +113,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
     out: where text, stream or trace goes; None is stdout.
   """
   out = sys.stdout if out is None else out
-  rows = prompts.read(
-    prompt=config.prompt,
-    prompt_file=config.prompt_file,
-    prompts_jsonl=config.prompts_jsonl,
-    limit=config.limit,
-    defaults=prompts.Conversation(
-      turns=(),
-      options=config.options,
-      seed=config.seed,
-      stop=config.stop,
-      max_new_tokens=config.max_new_tokens,
-    ),
-  )
+  rows = read_rows(config)
   rule = choose_rule(config.verify, rows)
   target_view, draft_view = config.views()
   clock = time.perf_counter()

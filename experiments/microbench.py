@@ -3,16 +3,16 @@ r"""Times the parts that steps are made of, each alone.
   python experiments/microbench.py --parts=products,attention --json_out=x.json
 
 products: [rows, in] by [out, in], as the layers make them, in three types;
-kernels: those of specjax beside XLA, where they are installed; attention: one
-layer of a transformer, by slots and by text; sampling: the transforms of a law
-over a large vocabulary; cache: writing new rows into one.
+kernels: those of specjax beside XLA, where they are built; attention: a layer
+without a feed-forward to speak of, by slots and by text; layer: a whole one, in
+int8, whose weights partly stay in the processor's caches; sampling: the
+transforms of a law over a large vocabulary; cache: writing new rows into one.
 The table of medians goes to stdout, everything to --json_out. Compare within
 one run: another minute has another clock.
 """
 
 import dataclasses
 import functools
-import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +25,7 @@ from absl import flags
 
 from experiments import common
 from specjax import sampling
+from specjax.kernels import products as kernels
 from specjax.models import config, layers, quantize, slots
 from specjax.sampling import SamplingOptions
 
@@ -130,10 +131,6 @@ def kernel_products(sizes: Sizes) -> Iterator[Case]:
 
   Nothing where this installation has none.
   """
-  if importlib.util.find_spec('specjax.kernels') is None:
-    return
-  from specjax.kernels import products as kernels
-
   if not kernels.is_available():
     return
   num_out, num_in = sizes.shape
@@ -162,12 +159,24 @@ def kernel_products(sizes: Sizes) -> Iterator[Case]:
 
 def attention(sizes: Sizes) -> Iterator[Case]:
   """A pass through one layer whose feed-forward is as small as can be."""
+  return _layer_passes('attention', sizes, ffn_dim=8)
+
+
+def layer(sizes: Sizes) -> Iterator[Case]:
+  """A pass through one whole layer, in int8."""
+  ffn_dim = sizes.shape[0]
+  return _layer_passes('layer', sizes, ffn_dim=ffn_dim, scheme='int8')
+
+
+def _layer_passes(
+  part: str, sizes: Sizes, *, ffn_dim: int, scheme: str = 'none'
+) -> Iterator[Case]:
   heads, kv_heads, head_dim = sizes.heads
   settings = {
     'model_type': 'llama',
     'vocab_size': 16,
     'hidden_size': heads * head_dim,
-    'intermediate_size': 8,
+    'intermediate_size': ffn_dim,
     'num_hidden_layers': 1,
     'num_attention_heads': heads,
     'num_key_value_heads': kv_heads,
@@ -177,7 +186,7 @@ def attention(sizes: Sizes) -> Iterator[Case]:
     'rope_theta': 10000.0,
     'tie_word_embeddings': True,
   }
-  model = config.config_from_hf(settings, dtype='bfloat16')
+  model = config.config_from_hf(settings, dtype='bfloat16', quantize=scheme)
   params = model.init(jax.random.key(0))
 
   @functools.partial(jax.jit, donate_argnums=0)
@@ -191,7 +200,7 @@ def attention(sizes: Sizes) -> Iterator[Case]:
       cache = model.init_cache(1, num_slots, max_rewind=rows)
       cache = model.keep(cache, length_1, None, jnp.zeros_like(length_1))
       yield Case(
-        part='attention',
+        part=part,
         name=f'{rows} rows, {length} of {num_slots} slots',
         call=call,
         arguments=(cache, params, jnp.zeros((1, rows), jnp.int32), length_1),
@@ -281,6 +290,7 @@ PARTS = {
   'products': products,
   'kernels': kernel_products,
   'attention': attention,
+  'layer': layer,
   'sampling': transforms,
   'cache': cache_writes,
 }

@@ -53,8 +53,9 @@ class Decoder:
        target law is not finite ends with reason 'error'.
     I7 After warm-up nothing recompiles.
     I8 Noise is a function of seed, position or step, and purpose.
-    I9 At one `width` every target pass has the same shape, so greedy and
-       coupled text equals plain decoding bit for bit, in any dtype.
+    I9 At one `width` every target pass has the same shape, or the target's
+      rows do not depend on it: greedy and coupled text equals plain decoding
+      bit for bit, in any dtype.
     I10 No draft is made that could not be emitted, so a limit cuts no block.
 
   Attributes:
@@ -65,10 +66,11 @@ class Decoder:
     width: N, rows of a target pass, K + 1 at least; None is K + 1. Plain
       decoding with the width of a speculative run yields its exact text.
     widths: ascending, the last is N: a pass takes the first of them that holds
-      the longest draft of the batch. None is N alone, which I9 needs: with
-      more, a row's logits may differ in their last bits with who shares its
-      batch, so the text keeps its law, and greedy and coupled text is that of
-      plain decoding up to near-ties.
+      the longest draft of the batch. None is N alone, which I9 needs unless the
+      target's rows are independent: where they are not, a row's logits may
+      differ in their last bits with who shares its batch, so the text keeps
+      its law, and greedy and coupled text is that of plain decoding up to
+      near-ties.
     prefill_chunk: prompt tokens per pass.
   """
 

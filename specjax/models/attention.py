@@ -77,9 +77,6 @@ def attend(
   Returns:
     [B, T, H * C], the dtype of the queries.
   """
-  if by_block and q_BTHC.shape[1] == 1:
-    # XLA:CPU sums the weights of one row in another order than those of more.
-    return _attend_twice(q_BTHC, memories, scale)
   b, t, h, c = q_BTHC.shape
   g = jax.tree.leaves(memories[0].k)[0].shape[1]
   # The queries that share a key-value head become the rows M of one product.
@@ -96,14 +93,6 @@ def attend(
   y_BGRTC = y_BGMC.reshape(b, g, h // g, t, c)
   y_BTHC = y_BGRTC.transpose(0, 3, 1, 2, 4).reshape(b, t, h * c)
   return y_BTHC.astype(q_BTHC.dtype)
-
-
-def _attend_twice(
-  q_B1HC: Array, memories: Sequence[Memory], scale: float
-) -> Array:
-  twice = lambda x: jnp.concatenate([x, x], axis=1)
-  memories = [m._replace(visible_BTS=twice(m.visible_BTS)) for m in memories]
-  return attend(twice(q_B1HC), memories, scale, by_block=True)[:, :1]
 
 
 def _masked_scores(
@@ -161,6 +150,12 @@ def _attend_blocks(
   Source: Milakov & Gimelshein, Online normalizer calculation for softmax,
     arXiv:1805.02867, algorithm 3.
   """
+  if memories[0].visible_BTS.shape[1] == 1:
+    # XLA:CPU sums the weights of one row in another order than those of more.
+    twice = lambda x: jnp.repeat(x, 2, axis=1)
+    memories = [m._replace(visible_BTS=twice(m.visible_BTS)) for m in memories]
+    q_BGMC = jnp.repeat(q_BGMC, 2, axis=2)
+    return _attend_blocks(q_BGMC, memories, scale=scale)[:, :, ::2]
   q_BGMC = q_BGMC.astype(jnp.float32)
   column = (*q_BGMC.shape[:3], 1)
   sums = _Sums(

@@ -28,7 +28,7 @@ class MicrobenchTest(parameterized.TestCase):
       rows = json.loads(path.read_text())['rows']
     # Kernels may not be installed; everything else is there.
     self.assertContainsSubset(
-      {'products', 'attention', 'sampling', 'cache'},
+      {'products', 'attention', 'layer', 'sampling', 'cache'},
       {row['part'] for row in rows},
     )
     for row in rows:
