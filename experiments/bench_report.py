@@ -13,6 +13,7 @@ _COLUMNS = {
   'proposer': 'proposer',
   'K': 'K',
   'batch': 'B',
+  'width': 'rows',
   'weights': 'weights',
   'tokens_per_second': 'tokens/s',
   'range': 'least..most',
@@ -22,6 +23,7 @@ _COLUMNS = {
   'efficiency': 'efficiency',
   'loop_overhead': 'overhead',
   'block_efficiency': 'tokens/step',
+  'same_text': 'same text',
   'plain_ms': 'plain ms',
   'verify_ms': 'verify ms',
   'draft_ms': 'draft ms',
@@ -152,7 +154,12 @@ def _shares(cell: Cell, drafts: np.ndarray) -> dict[int, float]:
 
 
 def _is_equal(bench: Bench, rounds: Rounds, cell: Cell) -> bool | None:
-  """Whether the texts are those of plain decoding at the same width."""
+  """Whether the texts are those of plain decoding at the same width.
+
+  None for plain decoding itself, and where none has that width.
+  """
+  if cell.proposer == 'none':
+    return None
   for other in bench.cells:
     shape = other.proposer, other.batch_size, other.decoder.num_rows
     if shape == ('none', cell.batch_size, cell.decoder.num_rows):
@@ -261,6 +268,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     + ' (baseline)' * row['is_baseline']
     + (f', {row["stop_rule"]}' if row['stop_rule'] != 'fixed' else ''),
     'weights': weights,
+    'same_text': {None: None, True: 'yes', False: 'NO'}[row['equal_to_plain']],
     'range': _range(row, 'tokens_per_second_least', 'tokens_per_second_most'),
     'interval': _range(row, 'speedup_low', 'speedup_high'),
     'loop_overhead': f'{100 * row["loop_overhead"]:.1f} %',

@@ -89,10 +89,9 @@ class StepCosts:
 
   def __str__(self) -> str:
     verify = ', '.join(f'{width}: {cost:.2f}' for width, cost in self.verify)
-    return (
-      f'measured ms per pass: verification of rows {verify}; draft '
-      f'{self.draft:.2f}, the first {self.first:.2f}'
-    )
+    drafts = f'; draft {self.draft:.2f}' if self.draft else ''
+    first = f', the first {self.first:.2f}' if self.first else ''
+    return f'measured ms per pass: verification of rows {verify}{drafts}{first}'
 
 
 def measure(decoder: Decoder, params: Params, batch_size: int) -> StepCosts:

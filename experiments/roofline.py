@@ -273,6 +273,10 @@ def table(options: Options, chip: chips.Chip) -> list[dict[str, Any]]:
   return found
 
 
+def _scheme(quantize: str) -> str:
+  return '' if quantize == 'none' else f' in {quantize}'
+
+
 def markdown(options: Options, chip: chips.Chip, rows: Sequence[dict]) -> str:
   names = ['B', 'context', 'weights GB', 'cache GB', 'fits', 'plain ms']
   names += ['draft ms'] * (options.draft is not None)
@@ -280,9 +284,9 @@ def markdown(options: Options, chip: chips.Chip, rows: Sequence[dict]) -> str:
   names += ['flat up to']
   names += [f'{a:g}: K, speed-up' for a in options.acceptance]
   lines = [
-    f'{options.target} ({options.quantize})'
+    f'{options.target}{_scheme(options.quantize)}'
     + (
-      f' with {options.draft} ({options.draft_quantize})'
+      f' with {options.draft}{_scheme(options.draft_quantize)}'
       if options.draft
       else ''
     )
