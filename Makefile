@@ -21,7 +21,8 @@ PARITY_TESTS := $(sort $(shell find tests -name '*parity_test.py' -o \
 
 # What an environment is made anew for: a dependency may have changed, or what
 # is compiled.
-BUILT_FROM := setup.py pyproject.toml specjax/kernels/products.cc
+BUILT_FROM := setup.py pyproject.toml $(wildcard specjax/kernels/*.cc \
+  specjax/kernels/*.h)
 
 SAY := @printf '\n== %s\n'
 VERSIONS := import importlib.metadata as m, platform; \

@@ -16,6 +16,7 @@ import setuptools
 
 ROOT = pathlib.Path(__file__).parent
 
+HEADERS = ('products', 'products_avx2', 'products_avx512')
 JAX = 'jax>=0.10.2'
 MODELS = ['safetensors', 'tokenizers', 'gguf', 'jinja2', 'huggingface_hub']
 
@@ -50,6 +51,7 @@ def kernels() -> list[setuptools.Extension]:
     setuptools.Extension(
       'specjax.kernels._products',
       sources=['specjax/kernels/products.cc'],
+      depends=[f'specjax/kernels/{name}.h' for name in HEADERS],
       include_dirs=[str(library.locate_file('jaxlib/include'))],
       define_macros=[('JAXLIB_VERSION', f'"{library.version}"')],
       # Without contraction a float sum rounds alike in every copy of a loop;

@@ -3,17 +3,24 @@
 //
 //   y[m, o] = sum_i x[m, i] * weight[o, i]
 //
-// The rows are widened once (int8 to int16, bfloat16 to float32), the weights
-// as they go by. A tile is R rows times C channels of sums in registers:
+// A tile is R rows times C channels of sums in registers:
 //
 //   for each piece of kPiece inputs        (its rows stay in the first cache)
-//     for each group of R <= 6 rows
+//     for each group of R rows
 //       for each C channels of a block     (it stays in the second cache)
-//         sums of 16 inputs at a time; added to y when the piece ends
+//         sums of one register of inputs at a time; added to y when the piece
+//         ends
 //
 // Every y[m, o] has one vector of sums of its own and goes through the inputs
 // in the same order whatever R, C and the thread, so that a row has the same
-// bits in a product of any number of rows.
+// bits in a product of any number of rows. Another processor may have another
+// order.
+//
+//   products.h          what all of them share
+//   products_avx512.h   where the processor multiplies narrow types itself
+//   products_avx2.h     narrow types widened first (int8 to int16, bfloat16 to
+//                       float32): the rows once, the weights as they go by
+//   here                any processor, slowly; threads; what XLA calls
 
 #include <algorithm>
 #include <atomic>
@@ -25,53 +32,18 @@
 #include <utility>
 #include <vector>
 
+#include "products.h"
+#include "products_avx2.h"
+#include "products_avx512.h"
 #include "xla/ffi/api/ffi.h"
-
-#if defined(__x86_64__) && defined(__GNUC__)
-#define HAS_AVX2_CODE 1
-#include <immintrin.h>
-#define AVX2 __attribute__((target("avx2,fma")))
-#define AVX2_INLINE \
-  static inline __attribute__((always_inline, target("avx2,fma")))
-#endif
 
 namespace ffi = xla::ffi;
 
+namespace specjax {
 namespace {
 
-constexpr int64_t kStep = 16;   // Inputs per step; widened rows are padded.
-constexpr int64_t kRows = 6;    // Rows per group: 6 x 2 sums and 16 registers.
-constexpr int64_t kBlock = 32;  // Channels of a block, and of a task or more.
 // Below this many bytes of weights another thread costs more than it does.
 constexpr int64_t kSmall = 96 << 10;
-
-struct Int8 {
-  using Narrow = int8_t;
-  using Wide = int16_t;
-  using Sum = int32_t;
-  static constexpr int64_t kPiece = 2048;
-  static constexpr int kParts = 1;  // Vectors that a step of a row fills.
-};
-
-struct Bfloat16 {
-  using Narrow = uint16_t;
-  using Wide = float;
-  using Sum = float;
-  static constexpr int64_t kPiece = 1024;
-  static constexpr int kParts = 2;
-};
-
-template <typename T>
-struct Product {
-  const typename T::Wide* x;  // [M, padded]
-  const typename T::Narrow* weight;
-  typename T::Sum* y;
-  int64_t m, o, i, padded;
-};
-
-inline int64_t RoundUp(int64_t n, int64_t step) {
-  return (n + step - 1) / step * step;
-}
 
 inline float ToFloat(uint16_t x) {
   const uint32_t bits = static_cast<uint32_t>(x) << 16;
@@ -103,7 +75,7 @@ void Widen(const uint16_t* x, int64_t i, float* wide) {
 // take a task; here they always do, where the processor can be told.
 class FlushTiny {
  public:
-#if defined(HAS_AVX2_CODE)
+#if defined(HAS_X86_CODE)
   FlushTiny() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
   ~FlushTiny() { _mm_setcsr(saved_); }
 
@@ -151,198 +123,33 @@ void RunPlain(const Product<T>& p, int64_t begin, int64_t end) {
       Widen(p.weight + o * p.i + start, n, wide);
       for (int64_t m = 0; m < p.m; ++m) {
         typename T::Sum* y = p.y + m * p.o + o;
-        const auto sum = Dot(p.x + m * p.padded + start, wide, padded);
+        const auto sum = Dot(p.wide + m * p.padded + start, wide, padded);
         *y = start == 0 ? sum : *y + sum;
       }
     }
   }
 }
 
-// ---- For x86-64 with AVX2 and FMA. ----
+enum Code { kPlain, kAvx2, kAvx512 };
 
-#if defined(HAS_AVX2_CODE)
+// The tests turn it down, to see the other code as well.
+std::atomic<int> most_code{kAvx512};
 
 template <typename T>
-struct Vector;
-template <>
-struct Vector<Int8> {
-  __m256i v;
-};
-template <>
-struct Vector<Bfloat16> {
-  __m256 v;
-};
-
-AVX2_INLINE void Clear(Vector<Int8>& x) { x.v = _mm256_setzero_si256(); }
-AVX2_INLINE void Clear(Vector<Bfloat16>& x) { x.v = _mm256_setzero_ps(); }
-
-// The weights of a step, widened; of bfloat16 the even ones or the odd ones.
-AVX2_INLINE void LoadWeights(const int8_t* w, int, Vector<Int8>& to) {
-  to.v = _mm256_cvtepi8_epi16(
-      _mm_loadu_si128(reinterpret_cast<const __m128i*>(w)));
-}
-
-AVX2_INLINE void LoadWeights(const uint16_t* w, int odd,
-                             Vector<Bfloat16>& to) {
-  const __m256i both =
-      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
-  const __m256i odd_ones = _mm256_set1_epi32(static_cast<int>(0xffff0000));
-  to.v = _mm256_castsi256_ps(odd ? _mm256_and_si256(both, odd_ones)
-                                 : _mm256_slli_epi32(both, 16));
-}
-
-// A step of a row. The empty statements keep it in a register: compilers read
-// it from memory again for every channel, and reading is what limits a tile.
-AVX2_INLINE void LoadRow(const int16_t* x, int, Vector<Int8>& to) {
-  to.v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
-  asm("" : "+x"(to.v));
-}
-
-AVX2_INLINE void LoadRow(const float* x, int odd, Vector<Bfloat16>& to) {
-  to.v = _mm256_loadu_ps(x + 8 * odd);
-  asm("" : "+x"(to.v));
-}
-
-// `madd` adds up pairs of products: they fit easily, so the sums are exact.
-AVX2_INLINE void MultiplyAdd(const Vector<Int8>& x, const Vector<Int8>& w,
-                             Vector<Int8>& sums) {
-  sums.v = _mm256_add_epi32(sums.v, _mm256_madd_epi16(x.v, w.v));
-}
-
-// Written out: given the choice, compilers take forms of it that overwrite
-// `x`, and run out of registers.
-AVX2_INLINE void MultiplyAdd(const Vector<Bfloat16>& x,
-                             const Vector<Bfloat16>& w,
-                             Vector<Bfloat16>& sums) {
-  asm("vfmadd231ps %2, %1, %0" : "+x"(sums.v) : "x"(x.v), "x"(w.v));
-}
-
-AVX2_INLINE int32_t Total(const Vector<Int8>& sums) {
-  __m128i x = _mm_add_epi32(_mm256_castsi256_si128(sums.v),
-                            _mm256_extracti128_si256(sums.v, 1));
-  x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
-  x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1));
-  return _mm_cvtsi128_si32(x);
-}
-
-AVX2_INLINE float Total(const Vector<Bfloat16>& sums) {
-  __m128 x = _mm_add_ps(_mm256_castps256_ps128(sums.v),
-                        _mm256_extractf128_ps(sums.v, 1));
-  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
-  x = _mm_add_ss(x, _mm_shuffle_ps(x, x, 1));
-  return _mm_cvtss_f32(x);
-}
-
-// Adds the products of one step of inputs. The loops vanish: with constant
-// indices the sums stay in registers.
-template <typename T, int R, int C>
-AVX2_INLINE void AddStep(const typename T::Wide* x, int64_t x_stride,
-                         const typename T::Narrow* weight,
-                         int64_t weight_stride, Vector<T> (&sums)[R][C]) {
-#pragma GCC unroll 2
-  for (int part = 0; part < T::kParts; ++part) {
-    Vector<T> weights[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      const typename T::Narrow* w = weight + c * weight_stride;
-      LoadWeights(w, part, weights[c]);
-      // Those of the next tile: a row is over before the processor has seen
-      // that it is read in order. Beyond the matrix this does nothing.
-      if (part == 0) _mm_prefetch(w + C * weight_stride, _MM_HINT_T0);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      Vector<T> row;
-      LoadRow(x + r * x_stride, part, row);
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) MultiplyAdd(row, weights[c], sums[r][c]);
-    }
-  }
-}
-
-// R rows from m times C channels from o, over the inputs start..start + n.
-template <typename T, int R, int C>
-AVX2 void Tile(const Product<T>& p, int64_t m, int64_t o, int64_t start,
-               int64_t n) {
-  Vector<T> sums[R][C];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) Clear(sums[r][c]);
-  }
-  const typename T::Wide* x = p.x + m * p.padded + start;
-  const typename T::Narrow* weight = p.weight + o * p.i + start;
-  int64_t stride = p.i, whole = n / kStep * kStep;
-  typename T::Narrow rest[C][kStep];
-  // Once for the whole steps and once for the rest, by the same code: with a
-  // copy of it for the rest, sums no longer stay in registers.
-  for (;;) {
-    for (int64_t k = 0; k < whole; k += kStep) {
-      AddStep<T, R, C>(x + k, p.padded, weight + k, stride, sums);
-    }
-    const int64_t num_rest = n - whole;
-    if (num_rest <= 0) break;
-    // The weights end inside this step: what follows is not theirs.
-    std::memset(rest, 0, sizeof rest);
-    for (int c = 0; c < C; ++c) {
-      std::copy_n(weight + c * stride + whole, num_rest, rest[c]);
-    }
-    x += whole;
-    weight = rest[0];
-    stride = kStep;
-    n = whole = kStep;
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      typename T::Sum* y = p.y + (m + r) * p.o + o + c;
-      const auto sum = Total(sums[r][c]);
-      *y = start == 0 ? sum : *y + sum;
-    }
-  }
-}
-
-template <typename T, int R>
-AVX2 void Group(const Product<T>& p, int64_t m, int64_t begin, int64_t end,
-                int64_t start, int64_t n) {
-  constexpr int C = R > 2 ? 2 : 4;
-  int64_t o = begin;
-  for (; o + C <= end; o += C) Tile<T, R, C>(p, m, o, start, n);
-  for (; o < end; ++o) Tile<T, R, 1>(p, m, o, start, n);
+Code ChooseCode() {
+#if defined(HAS_X86_CODE)
+  if (most_code >= kAvx512 && avx512::IsSupported<T>()) return kAvx512;
+  if (most_code >= kAvx2 && avx2::IsSupported()) return kAvx2;
+#endif
+  return kPlain;
 }
 
 template <typename T>
-AVX2 void RunAvx2(const Product<T>& p, int64_t begin, int64_t end) {
-  using GroupOf = void (*)(const Product<T>&, int64_t, int64_t, int64_t,
-                           int64_t, int64_t);
-  static constexpr GroupOf kGroups[kRows] = {
-      Group<T, 1>, Group<T, 2>, Group<T, 3>,
-      Group<T, 4>, Group<T, 5>, Group<T, 6>};
-  // Groups of about one size: 8 rows are 4 + 4.
-  const int64_t num_groups = (p.m + kRows - 1) / kRows;
-  for (int64_t o = begin; o < end; o += kBlock) {
-    const int64_t last = std::min(o + kBlock, end);
-    for (int64_t start = 0; start < p.i; start += T::kPiece) {
-      const int64_t n = std::min(T::kPiece, p.i - start);
-      for (int64_t group = 0; group < num_groups; ++group) {
-        const int64_t m = p.m * group / num_groups;
-        const int64_t rows = p.m * (group + 1) / num_groups - m;
-        kGroups[rows - 1](p, m, o, last, start, n);
-      }
-    }
-  }
-}
-
-#endif  // HAS_AVX2_CODE
-
-template <typename T>
-void Run(const Product<T>& p, int64_t begin, int64_t end) {
+void Run(const Product<T>& p, Code code, int64_t begin, int64_t end) {
   const FlushTiny flush;
-#if defined(HAS_AVX2_CODE)
-  static const bool has_avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (has_avx2) return RunAvx2(p, begin, end);
+#if defined(HAS_X86_CODE)
+  if (code == kAvx512) return avx512::Run(p, begin, end);
+  if (code == kAvx2) return avx2::Run(p, begin, end);
 #endif
   RunPlain(p, begin, end);
 }
@@ -369,7 +176,7 @@ class Tasks {
     // The others are at their last tasks: look a while before going to sleep.
     for (int look = 0; look < 2000; ++look) {
       if (num_done_.load() == count_) return;
-#if defined(HAS_AVX2_CODE)
+#if defined(HAS_X86_CODE)
       _mm_pause();
 #endif
     }
@@ -397,6 +204,38 @@ void RunTasks(ffi::ThreadPool& pool, int64_t count, const F& run) {
   tasks->Wait();
 }
 
+// What a product needs beside its arguments.
+template <typename T>
+struct Prepared {
+  std::vector<typename T::Wide> wide;
+  std::vector<typename T::Sum> first;
+};
+
+template <typename T>
+Product<T> Prepare(const typename T::Narrow* x,
+                   const typename T::Narrow* weight, typename T::Sum* y,
+                   int64_t m, int64_t o, int64_t i, Code code,
+                   Prepared<T>& prepared) {
+  const int64_t padded = RoundUp(i, kStep);
+  Product<T> product = {x, nullptr, nullptr, weight, y, m, o, i, padded};
+#if defined(HAS_X86_CODE)
+  if (code == kAvx512) {
+    prepared.first.resize(m);
+    for (int64_t row = 0; row < m; ++row) {
+      prepared.first[row] = avx512::FirstSum(x + row * i, i);
+    }
+    product.first = prepared.first.data();
+    return product;
+  }
+#endif
+  prepared.wide.assign(m * padded, 0);
+  for (int64_t row = 0; row < m; ++row) {
+    Widen(x + row * i, i, prepared.wide.data() + row * padded);
+  }
+  product.wide = prepared.wide.data();
+  return product;
+}
+
 template <typename T>
 ffi::Error Multiply(ffi::ThreadPool& pool, const typename T::Narrow* x,
                     ffi::Span<const int64_t> x_dims,
@@ -410,25 +249,21 @@ ffi::Error Multiply(ffi::ThreadPool& pool, const typename T::Narrow* x,
   if (m == 0 || o == 0) return ffi::Error::Success();
   if (i == 0) std::fill(y, y + m * o, typename T::Sum{0});
   // Kept by the thread, for the next product.
-  thread_local std::vector<typename T::Wide> wide;
-  const int64_t padded = RoundUp(i, kStep);
-  wide.assign(m * padded, 0);
-  for (int64_t row = 0; row < m; ++row) {
-    Widen(x + row * i, i, wide.data() + row * padded);
-  }
-  const Product<T> product = {wide.data(), weight, y, m, o, i, padded};
+  thread_local Prepared<T> prepared;
+  const Code code = ChooseCode<T>();
+  const Product<T> product = Prepare(x, weight, y, m, o, i, code, prepared);
   const int64_t num_bytes = o * i * sizeof(typename T::Narrow);
   if (num_bytes < kSmall) {
-    Run(product, 0, o);
+    Run(product, code, 0, o);
     return ffi::Error::Success();
   }
   // Eight tasks for each thread: the slowest is not waited for long.
   const int64_t num_tasks = 8 * std::max<int64_t>(pool.num_threads(), 1);
   const int64_t task_size = RoundUp((o + num_tasks - 1) / num_tasks, kBlock);
   RunTasks(pool, (o + task_size - 1) / task_size,
-           [product, task_size](int64_t task) {
+           [product, code, task_size](int64_t task) {
              const int64_t begin = task * task_size;
-             Run(product, begin, std::min(begin + task_size, product.o));
+             Run(product, code, begin, std::min(begin + task_size, product.o));
            });
   return ffi::Error::Success();
 }
@@ -450,15 +285,17 @@ ffi::Error Bfloat16Product(ffi::ThreadPool pool, ffi::BufferR2<ffi::BF16> x,
 }
 
 }  // namespace
+}  // namespace specjax
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_int8_product, Int8Product,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_int8_product, specjax::Int8Product,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::BufferR2<ffi::S8>>()
                                   .Arg<ffi::BufferR2<ffi::S8>>()
                                   .Ret<ffi::BufferR2<ffi::S32>>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_bfloat16_product, Bfloat16Product,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_bfloat16_product,
+                              specjax::Bfloat16Product,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::BufferR2<ffi::BF16>>()
@@ -467,3 +304,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_bfloat16_product, Bfloat16Product,
 
 // The jaxlib whose headers this was compiled with.
 extern "C" const char* specjax_jaxlib_version() { return JAXLIB_VERSION; }
+
+// Code made for fewer processors: 0 for any, 1 for AVX2, 2 for AVX-512.
+extern "C" void specjax_set_most_code(int code) { specjax::most_code = code; }

@@ -2,8 +2,8 @@
 
 XLA:CPU multiplies bfloat16 and int8 far below what memory allows, one row worst
 of all. Decoding reads every weight once a step for a few rows, and so these
-products are the step. products.cc has them in C++ (AVX2, or any processor
-slowly); `setup.py` builds it where a C++ compiler is found.
+products are the step. products.cc has them in C++ (AVX-512, AVX2, or any
+processor slowly); `setup.py` builds it where a C++ compiler is found.
 
 A row has the same bits in a product of any number of rows, on any number of
 threads: int8 sums are exact, and a bfloat16 sum goes through its inputs in an

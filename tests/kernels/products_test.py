@@ -3,6 +3,7 @@
 Skipped loudly where the kernels were not built, but for the last class.
 """
 
+import ctypes
 import importlib.util
 import os
 import pathlib
@@ -43,11 +44,18 @@ def compiled(dtype: str, x_MI, weight_OI) -> np.ndarray:
   return np.asarray(jax.jit(product_of(dtype))(x_MI, weight_OI))
 
 
-class KernelTest(parameterized.TestCase):
+class AnyProcessorTest(parameterized.TestCase):
+  """With the code for the processor at hand, which may have AVX-512."""
+
+  most_code = 2
+
   def setUp(self):
     super().setUp()
     if not products.is_available():
       self.skipTest('THE KERNELS WERE NOT BUILT')
+    library = ctypes.CDLL(str(products._LIBRARY))
+    library.specjax_set_most_code(self.most_code)
+    self.addCleanup(library.specjax_set_most_code, 2)
 
   @parameterized.product(size=SIZES, dtype=('int8', 'bfloat16'))
   def test_equals_its_twin(self, size, dtype):
@@ -128,6 +136,21 @@ class KernelTest(parameterized.TestCase):
     x_MI = jnp.full((1, 64), 2.0**100, jnp.bfloat16)
     y_MO = compiled('bfloat16', x_MI, tiny_OI)
     self.assertLen(np.unique(y_MO), 1)
+
+
+class Avx2Test(AnyProcessorTest):
+  most_code = 1
+
+
+class PlainTest(AnyProcessorTest):
+  most_code = 0
+
+
+class KernelTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    if not products.is_available():
+      self.skipTest('THE KERNELS WERE NOT BUILT')
 
   @parameterized.named_parameters(*DTYPES)
   def test_inside_a_loop(self, dtype):

@@ -1,0 +1,190 @@
+// Products for x86-64 with AVX-512: VNNI for int8, BF16 for bfloat16.
+
+#ifndef SPECJAX_KERNELS_PRODUCTS_AVX512_H_
+#define SPECJAX_KERNELS_PRODUCTS_AVX512_H_
+
+#include "products.h"
+
+#if defined(HAS_X86_CODE)
+
+#define TARGET "avx512f,avx512bw,avx512vnni,avx512bf16"
+#define AVX512 __attribute__((target(TARGET)))
+#define AVX512_INLINE \
+  static inline __attribute__((always_inline, target(TARGET)))
+
+namespace specjax {
+namespace avx512 {
+
+constexpr int64_t kRows = 8;  // Per group: 8 x 2 sums and 32 registers.
+
+template <typename T>
+struct Vectors;
+
+template <>
+struct Vectors<Int8> {
+  using Inputs = __m512i;
+  using Sums = __m512i;
+  static constexpr int64_t kInputs = 64;   // Of one register.
+  static constexpr int64_t kPiece = 4096;  // As far as a page goes.
+};
+
+template <>
+struct Vectors<Bfloat16> {
+  using Inputs = __m512bh;
+  using Sums = __m512;
+  static constexpr int64_t kInputs = 32;
+  static constexpr int64_t kPiece = 2048;
+};
+
+template <typename T>
+bool IsSupported();
+
+template <>
+inline bool IsSupported<Int8>() {
+  static const bool is_supported = __builtin_cpu_supports("avx512bw") &&
+                                   __builtin_cpu_supports("avx512vnni");
+  return is_supported;
+}
+
+template <>
+inline bool IsSupported<Bfloat16>() {
+  static const bool is_supported = __builtin_cpu_supports("avx512bw") &&
+                                   __builtin_cpu_supports("avx512bf16");
+  return is_supported;
+}
+
+// VNNI wants one side unsigned: the weights are raised by 128, and each sum of
+// a row begins with what that adds.
+inline int32_t FirstSum(const int8_t* x, int64_t i) {
+  int32_t sum = 0;
+  for (int64_t k = 0; k < i; ++k) sum += x[k];
+  return -128 * sum;
+}
+
+inline float FirstSum(const uint16_t*, int64_t) { return 0; }
+
+AVX512_INLINE void Clear(__m512i& x) { x = _mm512_setzero_si512(); }
+AVX512_INLINE void Clear(__m512& x) { x = _mm512_setzero_ps(); }
+
+// The first n inputs, then zeros; those behind them are not touched.
+AVX512_INLINE __m512i Load(const int8_t* x, int64_t n) {
+  if (n >= 64) return _mm512_loadu_si512(x);
+  return _mm512_maskz_loadu_epi8((uint64_t{1} << n) - 1, x);
+}
+
+AVX512_INLINE __m512bh Load(const uint16_t* x, int64_t n) {
+  if (n >= 32) return (__m512bh)_mm512_loadu_si512(x);
+  return (__m512bh)_mm512_maskz_loadu_epi16((uint32_t{1} << n) - 1, x);
+}
+
+AVX512_INLINE __m512i Raise(__m512i weights) {
+  return _mm512_xor_si512(weights, _mm512_set1_epi8(-128));
+}
+
+AVX512_INLINE __m512bh Raise(__m512bh weights) { return weights; }
+
+AVX512_INLINE void MultiplyAdd(__m512i x, __m512i weights, __m512i& sums) {
+  sums = _mm512_dpbusd_epi32(sums, weights, x);
+}
+
+// Two products are added to each sum one after the other, each rounded; tiny
+// numbers count as zero.
+AVX512_INLINE void MultiplyAdd(__m512bh x, __m512bh weights, __m512& sums) {
+  sums = _mm512_dpbf16_ps(sums, x, weights);
+}
+
+AVX512_INLINE __m512i Add(__m512i a, __m512i b) {
+  return _mm512_add_epi32(a, b);
+}
+
+AVX512_INLINE __m512 Add(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
+
+AVX512_INLINE int32_t Total(__m512i sums) {
+  return _mm512_reduce_add_epi32(sums);
+}
+
+AVX512_INLINE float Total(__m512 sums) { return _mm512_reduce_add_ps(sums); }
+
+// Adds the products of the first n inputs, at most a register of them. The
+// loop vanishes: with constant indices the sums stay in registers.
+template <typename T, int R>
+AVX512_INLINE void AddStep(const typename T::Narrow* x,
+                           const typename T::Narrow* weight, int64_t stride,
+                           int64_t n, typename Vectors<T>::Sums (&sums)[R]) {
+  const typename Vectors<T>::Inputs weights = Raise(Load(weight, n));
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    MultiplyAdd(Load(x + r * stride, n), weights, sums[r]);
+  }
+}
+
+// R rows from m times the channels begin..end, over the inputs
+// start..start + n. One channel after the other: a processor reads memory in
+// order twice as fast as two places in turn.
+template <typename T, int R>
+AVX512 void Group(const Product<T>& p, int64_t m, int64_t begin, int64_t end,
+                  int64_t start, int64_t n) {
+  constexpr int64_t kInputs = Vectors<T>::kInputs;
+  constexpr int64_t kAhead = 32 * kInputs;  // 2 KB.
+  const typename T::Narrow* x = p.x + m * p.i + start;
+  for (int64_t o = begin; o < end; ++o) {
+    const typename T::Narrow* weight = p.weight + o * p.i + start;
+    // Two sums, of every other step: each waits for its last addition.
+    typename Vectors<T>::Sums even[R], odd[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      Clear(even[r]);
+      Clear(odd[r]);
+    }
+    int64_t k = 0;
+    for (; k + 2 * kInputs <= n; k += 2 * kInputs) {
+      // What is read soon, of this channel or the next. Beyond the matrix this
+      // does nothing.
+      const typename T::Narrow* soon =
+          weight + k + kAhead + (k + kAhead < n ? 0 : p.i - n);
+      _mm_prefetch(soon, _MM_HINT_T0);
+      _mm_prefetch(soon + kInputs, _MM_HINT_T0);
+      AddStep<T, R>(x + k, weight + k, p.i, kInputs, even);
+      AddStep<T, R>(x + k + kInputs, weight + k + kInputs, p.i, kInputs, odd);
+    }
+    if (k + kInputs <= n) {
+      AddStep<T, R>(x + k, weight + k, p.i, kInputs, even);
+      k += kInputs;
+    }
+    if (k < n) AddStep<T, R>(x + k, weight + k, p.i, n - k, odd);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      typename T::Sum* y = p.y + (m + r) * p.o + o;
+      *y = (start == 0 ? p.first[m + r] : *y) + Total(Add(even[r], odd[r]));
+    }
+  }
+}
+
+template <typename T>
+void Run(const Product<T>& p, int64_t begin, int64_t end) {
+  constexpr int64_t kPiece = Vectors<T>::kPiece;
+  using GroupOf = void (*)(const Product<T>&, int64_t, int64_t, int64_t,
+                           int64_t, int64_t);
+  static constexpr GroupOf kGroups[kRows] = {
+      Group<T, 1>, Group<T, 2>, Group<T, 3>, Group<T, 4>,
+      Group<T, 5>, Group<T, 6>, Group<T, 7>, Group<T, 8>};
+  for (int64_t o = begin; o < end; o += kBlock) {
+    const int64_t last = std::min(o + kBlock, end);
+    for (int64_t start = 0; start < p.i; start += kPiece) {
+      const int64_t n = std::min(kPiece, p.i - start);
+      ForGroups(p.m, kRows, [&](int64_t m, int64_t rows) {
+        kGroups[rows - 1](p, m, o, last, start, n);
+      });
+    }
+  }
+}
+
+}  // namespace avx512
+}  // namespace specjax
+
+#undef TARGET
+#undef AVX512
+#undef AVX512_INLINE
+
+#endif  // HAS_X86_CODE
+#endif  // SPECJAX_KERNELS_PRODUCTS_AVX512_H_
