@@ -5,11 +5,12 @@
 //
 // A tile is R rows times C channels of sums in registers:
 //
-//   for each piece of kPiece inputs        (its rows stay in the first cache)
-//     for each group of R rows
-//       for each C channels of a block     (it stays in the second cache)
-//         sums of one register of inputs at a time; added to y when the piece
-//         ends
+//   for each block of channels             (a piece stays in the second cache)
+//     for each piece of inputs             (its rows stay in the first cache)
+//       for each group of R rows
+//         for each C channels
+//           sums of one register of inputs at a time; added to y when the
+//           piece ends
 //
 // Every y[m, o] has one vector of sums of its own and goes through the inputs
 // in the same order whatever R, C and the thread, so that a row has the same
@@ -247,7 +248,10 @@ ffi::Error Multiply(ffi::ThreadPool& pool, const typename T::Narrow* x,
     return ffi::Error::InvalidArgument("x, weight and y do not match.");
   }
   if (m == 0 || o == 0) return ffi::Error::Success();
-  if (i == 0) std::fill(y, y + m * o, typename T::Sum{0});
+  if (i == 0) {
+    std::fill(y, y + m * o, typename T::Sum{0});
+    return ffi::Error::Success();
+  }
   // Kept by the thread, for the next product.
   thread_local Prepared<T> prepared;
   const Code code = ChooseCode<T>();

@@ -3,6 +3,8 @@
 #ifndef SPECJAX_KERNELS_PRODUCTS_AVX512_H_
 #define SPECJAX_KERNELS_PRODUCTS_AVX512_H_
 
+#include <utility>
+
 #include "products.h"
 
 #if defined(HAS_X86_CODE)
@@ -14,8 +16,6 @@
 
 namespace specjax {
 namespace avx512 {
-
-constexpr int64_t kRows = 8;  // Per group: 8 x 2 sums and 32 registers.
 
 template <typename T>
 struct Vectors;
@@ -106,75 +106,118 @@ AVX512_INLINE int32_t Total(__m512i sums) {
 AVX512_INLINE float Total(__m512 sums) { return _mm512_reduce_add_ps(sums); }
 
 // Adds the products of the first n inputs, at most a register of them. The
-// loop vanishes: with constant indices the sums stay in registers.
-template <typename T, int R>
+// loops vanish: with constant indices the sums stay in registers.
+template <typename T, int R, int C>
 AVX512_INLINE void AddStep(const typename T::Narrow* x,
                            const typename T::Narrow* weight, int64_t stride,
-                           int64_t n, typename Vectors<T>::Sums (&sums)[R]) {
-  const typename Vectors<T>::Inputs weights = Raise(Load(weight, n));
+                           int64_t n,
+                           typename Vectors<T>::Sums (&sums)[R][C]) {
+  typename Vectors<T>::Inputs weights[C];
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) weights[c] = Raise(Load(weight + c * stride, n));
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    MultiplyAdd(Load(x + r * stride, n), weights, sums[r]);
+    const typename Vectors<T>::Inputs row = Load(x + r * stride, n);
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) MultiplyAdd(row, weights[c], sums[r][c]);
   }
 }
 
-// R rows from m times the channels begin..end, over the inputs
-// start..start + n. One channel after the other: a processor reads memory in
-// order twice as fast as two places in turn.
-template <typename T, int R>
-AVX512 void Group(const Product<T>& p, int64_t m, int64_t begin, int64_t end,
-                  int64_t start, int64_t n) {
+// Which part of a matrix is gone through: the channels begin..end, the inputs
+// start..start + n, and where a channel's last input is followed by the next
+// one to read.
+struct Part {
+  int64_t begin, end, start, n, skip;
+};
+
+// R rows from m times C channels from o.
+template <typename T, int R, int C>
+AVX512 void Tile(const Product<T>& p, const Part& part, int64_t m, int64_t o) {
   constexpr int64_t kInputs = Vectors<T>::kInputs;
   constexpr int64_t kAhead = 32 * kInputs;  // 2 KB.
-  const typename T::Narrow* x = p.x + m * p.i + start;
-  for (int64_t o = begin; o < end; ++o) {
-    const typename T::Narrow* weight = p.weight + o * p.i + start;
-    // Two sums, of every other step: each waits for its last addition.
-    typename Vectors<T>::Sums even[R], odd[R];
+  const int64_t n = part.n;
+  const typename T::Narrow* x = p.x + m * p.i + part.start;
+  const typename T::Narrow* weight = p.weight + o * p.i + part.start;
+  // Two sums, of every other step: each waits for its last addition.
+  typename Vectors<T>::Sums even[R][C], odd[R][C];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      Clear(even[r]);
-      Clear(odd[r]);
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      Clear(even[r][c]);
+      Clear(odd[r][c]);
     }
-    int64_t k = 0;
-    for (; k + 2 * kInputs <= n; k += 2 * kInputs) {
-      // What is read soon, of this channel or the next. Beyond the matrix this
-      // does nothing.
-      const typename T::Narrow* soon =
-          weight + k + kAhead + (k + kAhead < n ? 0 : p.i - n);
+  }
+  int64_t k = 0;
+  for (; k + 2 * kInputs <= n; k += 2 * kInputs) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      // What is read soon. Beyond the matrix this does nothing.
+      const typename T::Narrow* soon = weight + c * p.i + k + kAhead;
+      if (k + kAhead >= n) soon += part.skip;
       _mm_prefetch(soon, _MM_HINT_T0);
       _mm_prefetch(soon + kInputs, _MM_HINT_T0);
-      AddStep<T, R>(x + k, weight + k, p.i, kInputs, even);
-      AddStep<T, R>(x + k + kInputs, weight + k + kInputs, p.i, kInputs, odd);
     }
-    if (k + kInputs <= n) {
-      AddStep<T, R>(x + k, weight + k, p.i, kInputs, even);
-      k += kInputs;
-    }
-    if (k < n) AddStep<T, R>(x + k, weight + k, p.i, n - k, odd);
+    AddStep<T, R, C>(x + k, weight + k, p.i, kInputs, even);
+    AddStep<T, R, C>(x + k + kInputs, weight + k + kInputs, p.i, kInputs, odd);
+  }
+  if (k + kInputs <= n) {
+    AddStep<T, R, C>(x + k, weight + k, p.i, kInputs, even);
+    k += kInputs;
+  }
+  if (k < n) AddStep<T, R, C>(x + k, weight + k, p.i, n - k, odd);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      typename T::Sum* y = p.y + (m + r) * p.o + o;
-      *y = (start == 0 ? p.first[m + r] : *y) + Total(Add(even[r], odd[r]));
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      typename T::Sum* y = p.y + (m + r) * p.o + o + c;
+      const auto sum = Total(Add(even[r][c], odd[r][c]));
+      *y = (part.start == 0 ? p.first[m + r] : *y) + sum;
     }
   }
 }
 
+template <typename T, int R, int C>
+AVX512 void Group(const Product<T>& p, const Part& part, int64_t m) {
+  int64_t o = part.begin;
+  for (; o + C <= part.end; o += C) Tile<T, R, C>(p, part, m, o);
+  for (; o < part.end; ++o) Tile<T, R, 1>(p, part, m, o);
+}
+
+template <typename T, int C, int... R>
+void RunGroups(const Product<T>& p, const Part& part,
+               std::integer_sequence<int, R...>) {
+  using GroupOf = void (*)(const Product<T>&, const Part&, int64_t);
+  static constexpr GroupOf kGroups[] = {Group<T, R + 1, C>...};
+  ForGroups(p.m, sizeof...(R), [&](int64_t m, int64_t rows) {
+    kGroups[rows - 1](p, part, m);
+  });
+}
+
+// Read in order, memory is about twice as fast as in pieces. So channels follow
+// one another where all of their inputs make one piece, and for a single row,
+// whose inputs stay in the cache anyway. Otherwise the next of a channel's
+// pieces is far away, and two channels at once read each row half as often.
 template <typename T>
 void Run(const Product<T>& p, int64_t begin, int64_t end) {
   constexpr int64_t kPiece = Vectors<T>::kPiece;
-  using GroupOf = void (*)(const Product<T>&, int64_t, int64_t, int64_t,
-                           int64_t, int64_t);
-  static constexpr GroupOf kGroups[kRows] = {
-      Group<T, 1>, Group<T, 2>, Group<T, 3>, Group<T, 4>,
-      Group<T, 5>, Group<T, 6>, Group<T, 7>, Group<T, 8>};
-  for (int64_t o = begin; o < end; o += kBlock) {
-    const int64_t last = std::min(o + kBlock, end);
-    for (int64_t start = 0; start < p.i; start += kPiece) {
-      const int64_t n = std::min(kPiece, p.i - start);
-      ForGroups(p.m, kRows, [&](int64_t m, int64_t rows) {
-        kGroups[rows - 1](p, m, o, last, start, n);
-      });
+  const bool in_order = p.i <= kPiece || p.m == 1;
+  // Pieces of about one size.
+  const int64_t num_pieces = (p.i + kPiece - 1) / kPiece;
+  const int64_t piece = RoundUp((p.i + num_pieces - 1) / num_pieces,
+                                2 * Vectors<T>::kInputs);
+  const int64_t block = p.m == 1 ? 1 : kBlock;
+  for (int64_t o = begin; o < end; o += block) {
+    const int64_t last = std::min(o + block, end);
+    for (int64_t start = 0; start < p.i; start += piece) {
+      const int64_t n = std::min(piece, p.i - start);
+      if (in_order) {
+        RunGroups<T, 1>(p, {o, last, start, n, 0},
+                        std::make_integer_sequence<int, 8>());
+      } else {
+        RunGroups<T, 2>(p, {o, last, start, n, 2 * p.i - n},
+                        std::make_integer_sequence<int, 6>());
+      }
     }
   }
 }
