@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import ranking
 from specjax.models.base import LanguageModel
 from specjax.shapes import Array, Params
 
@@ -114,7 +115,7 @@ def _passes(
     hidden, cache = model.apply(params, tokens_BT, cache)
     logits_BTV = model.unembed(params, hidden.last_BTD)
     cache = model.keep(cache, length_B, None, jnp.zeros_like(length_B))
-    return jnp.argmax(logits_BTV, axis=-1).astype(jnp.int32), cache
+    return ranking.best(logits_BTV), cache
 
   return jax.lax.fori_loop(0, num_passes, one, (tokens_BT, cache))
 

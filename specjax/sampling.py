@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import ranking
 from specjax.noise import gumbel, is_number
 from specjax.shapes import Array, Key
 
@@ -201,14 +202,12 @@ def draw(log_weights_BV: Array, key_B: Key, sampling: Sampling) -> Array:
 
   def noisy(log_weights_BV):
     noise_BV = jax.vmap(lambda k: gumbel(k, log_weights_BV.shape[-1]))(key_B)
-    return jnp.argmax(log_weights_BV + noise_BV, axis=-1)
+    return ranking.best(log_weights_BV + noise_BV)
 
   def greedy(log_weights_BV):
-    return jnp.argmax(log_weights_BV, axis=-1)
+    return ranking.best(log_weights_BV)
 
-  return jax.lax.cond(
-    any_sampled(sampling), noisy, greedy, log_weights_BV
-  ).astype(jnp.int32)
+  return jax.lax.cond(any_sampled(sampling), noisy, greedy, log_weights_BV)
 
 
 @flax.struct.dataclass
@@ -335,7 +334,7 @@ def _penalise(sampling: Sampling, x_BTV: Array, counts: Counts) -> Array:
 
 
 def _one_hot_max(x_BTV: Array) -> Array:
-  best_BT1 = jnp.argmax(x_BTV, axis=-1, keepdims=True)
+  best_BT1 = ranking.best(x_BTV)[..., None]
   id_11V = jnp.arange(x_BTV.shape[-1])[None, None, :]
   return jnp.where(id_11V == best_BT1, 0.0, -jnp.inf)
 

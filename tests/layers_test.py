@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROOMS = (
   ('shapes',),
   ('sharding', 'kernels'),
-  ('noise', 'tokenizers', 'mesh'),
+  ('noise', 'ranking', 'tokenizers', 'mesh'),
   ('sampling', 'gguf_tokenizer', 'tokenizer_files', 'detokenize', 'chat'),
   ('models',),
   ('proposers',),

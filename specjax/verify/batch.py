@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from specjax import ranking
 from specjax import sampling as sampling_lib
 from specjax.sampling import Sampling
 from specjax.shapes import Array
@@ -47,7 +48,7 @@ def verify(
     return run(rule, noise), _overlap(p_BKV, q_BKV)
 
   def greedy():
-    best_BK = jnp.argmax(p_BKV, axis=-1)
+    best_BK = ranking.best(p_BKV)
     match_BK = (best_BK == draft_BK).astype(jnp.float32)
     overlap_BK = jnp.full_like(match_BK, jnp.nan)
     return (

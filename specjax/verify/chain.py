@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import noise as noise_lib
+from specjax import ranking
 from specjax.shapes import Array
 
 
@@ -205,7 +206,7 @@ def draw_token(log_weights_V: Array, noise_N: Array, index: Array) -> Array:
   noise = noise_N[index]
   if jnp.issubdtype(noise_N.dtype, jax.dtypes.prng_key):
     noise = noise_lib.gumbel(noise, log_weights_V.shape[0])
-  return jnp.argmax(log_weights_V + noise).astype(jnp.int32)
+  return ranking.best(log_weights_V + noise)
 
 
 def _leading(accepted_K: Array) -> Array:
@@ -234,7 +235,7 @@ class Greedy:
     target_log_weights_NV: Array,
   ) -> Verdict:
     del noise, draft_log_weights_KV
-    best_N = jnp.argmax(target_log_weights_NV, axis=-1).astype(jnp.int32)
+    best_N = ranking.best(target_log_weights_NV)
     return _accept_equal(best_N, draft_K, num_draft)
 
 
@@ -306,8 +307,8 @@ class Coupled:
       noise_NV = jax.vmap(lambda key: noise_lib.gumbel(key, vocab_size))(
         noise_NV
       )
-    own_N = jnp.argmax(target_log_weights_NV + noise_NV, axis=-1)
-    return _accept_equal(own_N.astype(jnp.int32), draft_K, num_draft)
+    own_N = ranking.best(target_log_weights_NV + noise_NV)
+    return _accept_equal(own_N, draft_K, num_draft)
 
 
 @dataclasses.dataclass(frozen=True)
