@@ -131,20 +131,15 @@ class Decoder:
     self.check_batch(b)
     length_B = requests.prompt_length_B
     cache = self.target.init_cache(b, self.num_slots, max_rewind=self.num_rows)
-    cache = models.prefill(
-      self.target,
-      params['target'],
-      cache,
-      requests.tokens_BL,
-      length_B - 1,
-      self.prefill_chunk,
-    )
     proposer_state = self.proposer.init(
       params,
       proposers.TargetView(cache, length_B, jnp.zeros_like(length_B)),
       requests.tokens_BL,
       length_B,
       self.num_slots,
+    )
+    cache, proposer_state = self._prefill(
+      params, cache, proposer_state, requests.tokens_BL, length_B
     )
     # min before the sum: a huge token limit must not overflow.
     room_B = size - length_B
@@ -174,6 +169,29 @@ class Decoder:
       num_nonfinite_B=jnp.zeros(b, jnp.int32),
     )
     return pin_rows(state, self.target.placement)
+
+  def _prefill(
+    self,
+    params: Params,
+    cache: models.Cache,
+    proposer_state: Any,
+    tokens_BL: Array,
+    length_B: Array,
+  ) -> tuple[models.Cache, Any]:
+    """Feeds the prompts; who wants the target's features sees them pass."""
+    feed = (self.target, params['target'], cache, tokens_BL, length_B - 1)
+    features = self.proposer.target_features
+    if not features:
+      return models.prefill(*feed, self.prefill_chunk), proposer_state
+    return models.fold_prompts(
+      *feed,
+      self.prefill_chunk,
+      fold=lambda state, chunk: self.proposer.read_prompt(
+        params, state, chunk, tokens_BL, length_B
+      ),
+      carry=proposer_state,
+      capture=features,
+    )
 
   def step(
     self, params: Params, state: DecodeState, sampling: Sampling

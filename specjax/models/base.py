@@ -9,6 +9,7 @@ Models differ in what they store; rollback is the same for all of them.
   keep(start=5, path=[0, 2], num=2)     -> slot 7 moves to slot 6, length 7
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import flax.struct
@@ -34,6 +35,20 @@ class Hidden(NamedTuple):
 
   last_BTD: Array
   features_BTE: Array | None = None
+
+
+class Chunk(NamedTuple):
+  """A piece of every row's prompt, as it went through a model.
+
+  Attributes:
+    start: int32 [], the index of its first token.
+    num_tokens_B: int32 [B], how many of its T tokens are real.
+    hidden: their hiddens.
+  """
+
+  start: Array
+  num_tokens_B: Array
+  hidden: Hidden
 
 
 class LanguageModel(Protocol):
@@ -325,9 +340,6 @@ def prefill(
 ) -> Cache:
   """Feeds the first `num` tokens of each row to an empty cache.
 
-  The prompt goes through in chunks of one shape, in a loop whose length is
-  traced: one compilation serves every prompt, and nothing is unembedded.
-
   Args:
     model: any language model.
     params: its parameters.
@@ -336,19 +348,54 @@ def prefill(
     num_B: int32 [B], 0..L.
     chunk: tokens per pass.
   """
+  nothing = lambda carry, _: carry
+  return fold_prompts(
+    model, params, cache, tokens_BL, num_B, chunk, fold=nothing, carry=()
+  )[0]
+
+
+def fold_prompts(
+  model: LanguageModel,
+  params: Params,
+  cache: Cache,
+  tokens_BL: Array,
+  num_B: Array,
+  chunk: int,
+  *,
+  fold: Callable[[Any, Chunk], Any],
+  carry: Any,
+  capture: tuple[int, ...] = (),
+) -> tuple[Cache, Any]:
+  """`prefill` that hands every chunk to somebody who wants its hiddens.
+
+  The prompt goes through in chunks of one shape, in a loop whose length is
+  traced: one compilation serves every prompt, and nothing is unembedded.
+
+  Args:
+    model, params, cache, tokens_BL, num_B, chunk: as for `prefill`.
+    fold: `(carry, chunk)` to the next carry.
+    carry: the first.
+    capture: layers that the chunks have as features.
+
+  Returns:
+    The cache and the last carry.
+  """
   chunk = min(chunk, tokens_BL.shape[1])
   last_index = tokens_BL.shape[1] - 1
 
-  def more(carry):
-    start, _ = carry
-    return start < jnp.max(num_B)
+  def more(loop):
+    return loop[0] < jnp.max(num_B)
 
-  def feed(carry):
-    start, cache = carry
+  def feed(loop):
+    start, cache, carry = loop
     index_T = start + jnp.arange(chunk, dtype=jnp.int32)
     chunk_BT = tokens_BL[:, jnp.minimum(index_T, last_index)]
     num_tokens_B = jnp.clip(num_B - start, 0, chunk)
-    _, cache = model.apply(params, chunk_BT, cache, num_tokens_B=num_tokens_B)
-    return start + chunk, cache
+    hidden, cache = model.apply(
+      params, chunk_BT, cache, num_tokens_B=num_tokens_B, capture=capture
+    )
+    carry = fold(carry, Chunk(start, num_tokens_B, hidden))
+    return start + chunk, cache, carry
 
-  return jax.lax.while_loop(more, feed, (jnp.int32(0), cache))[1]
+  loop = jax.lax.while_loop(more, feed, (jnp.int32(0), cache, carry))
+  return loop[1:]

@@ -20,12 +20,29 @@ _TOKEN, _POSITION, _MIX = 0x9E3779B1, 0x85EBCA77, 0x2C1B3C6D
 
 def checksum(token_BS: Array, position_BS: Array, visible_BTS: Array) -> Array:
   """Order-free hash of the visible (token, position) pairs, uint32 [B, T]."""
-  h_BS = token_BS.astype(jnp.uint32) * jnp.uint32(_TOKEN)
-  h_BS += position_BS.astype(jnp.uint32) * jnp.uint32(_POSITION)
-  h_BS = (h_BS ^ (h_BS >> 15)) * jnp.uint32(_MIX)
-  h_BS = h_BS ^ (h_BS >> 12)
+  h_BS = hash_pair(token_BS, position_BS)
   h_BTS = jnp.where(visible_BTS, h_BS[:, None, :], jnp.uint32(0))
   return jnp.sum(h_BTS, axis=-1, dtype=jnp.uint32)
+
+
+def hash_pair(token: Array, position: Array) -> Array:
+  """What one (token, position) adds to a checksum, uint32."""
+  h = token.astype(jnp.uint32) * jnp.uint32(_TOKEN)
+  h += position.astype(jnp.uint32) * jnp.uint32(_POSITION)
+  h = (h ^ (h >> 15)) * jnp.uint32(_MIX)
+  return h ^ (h >> 12)
+
+
+def table_row(hash_BT: Array, table_size: int) -> Array:
+  """The row of a table that a checksum leads to, float32 [B, T, 1]."""
+  row_BT = hash_BT % jnp.uint32(table_size)
+  return row_BT[:, :, None].astype(jnp.float32)
+
+
+def halves(hash_BT: Array) -> Array:
+  """Two halves of 16 bits, exact in float32: [B, T, 2]."""
+  both = hash_BT >> 16, hash_BT & 0xFFFF
+  return jnp.stack(both, axis=-1).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +50,8 @@ class ToyModel:
   """A checksum language model; implements `LanguageModel`.
 
   The cache is the real one, with one layer, one head and width 1: the token
-  lies in the key slot and its position in the value slot.
+  lies in the key slot and its position in the value slot. As a feature of layer
+  1 it shows the checksum itself.
 
   Attributes:
     vocab_size: V.
@@ -66,6 +84,10 @@ class ToyModel:
     scale = self.sharpness * self.vocab_size**0.5
     return {'table': params['table'] * scale}
 
+  @property
+  def num_layers(self) -> int:
+    return 1
+
   def init_cache(
     self, batch_size: int, num_slots: int, max_rewind: int
   ) -> base.KVCache:
@@ -92,8 +114,10 @@ class ToyModel:
     capture: tuple[int, ...] = (),
   ) -> tuple[base.Hidden, base.KVCache]:
     del params
-    if capture:
-      raise ValueError(f'capture must be () for a ToyModel, got {capture}.')
+    if capture not in ((), (1,)):
+      raise ValueError(
+        f'capture must be () or (1,) for a ToyModel, got {capture}.'
+      )
     num_new = tokens_BT.shape[1]
     cache = base.pin_cache(cache, self.placement)
     positions_BT = base.new_positions(cache, num_new, positions_BT)
@@ -104,10 +128,12 @@ class ToyModel:
     visible_BTS = base.visible_slots(
       cache.length_B, cache.num_slots, positions_BT, mask_BTT, self.window
     )
-    row_BT = checksum(k_B1S1[:, 0, :, 0], v_B1S1[:, 0, :, 0], visible_BTS)
-    row_BT %= jnp.uint32(self.table_size)
+    hash_BT = checksum(k_B1S1[:, 0, :, 0], v_B1S1[:, 0, :, 0], visible_BTS)
     # The hidden is the table row's number, exact in float32.
-    hidden = base.Hidden(last_BTD=row_BT[:, :, None].astype(jnp.float32))
+    hidden = base.Hidden(
+      last_BTD=table_row(hash_BT, self.table_size),
+      features_BTE=halves(hash_BT) if capture else None,
+    )
     length_B = base.advance(cache, num_new, num_tokens_B)
     cache = base.KVCache(k=(k_B1S1,), v=(v_B1S1,), length_B=length_B)
     return hidden, base.pin_cache(cache, self.placement)

@@ -58,6 +58,9 @@ class Transformer:
     qkv_bias: biases on queries, keys and values.
     out_bias: a bias on attention's output product.
     ffn_bias: biases on the three feed-forward products.
+    input_norm: attention reads the normed stream; False: the stream itself.
+    side_dim: width of what attention reads before the stream, given to
+      `run_layers`; 0 is nothing.
     embed_scale: multiplies embeddings, rounded to the dtype first; None is 1.
     tied: the output head is the embedding.
     logit_softcap: logits become cap * tanh(logits / cap); None leaves them.
@@ -89,6 +92,8 @@ class Transformer:
   qkv_bias: bool = False
   out_bias: bool = False
   ffn_bias: bool = False
+  input_norm: bool = True
+  side_dim: int = 0
   embed_scale: float | None = None
   tied: bool = False
   logit_softcap: float | None = None
@@ -228,31 +233,91 @@ class Transformer:
           f'capture must name layers 0..{self.num_layers}, got {layer}.'
         )
 
-    cache = base.pin_cache(cache, self.placement)
-    positions_BT = base.new_positions(cache, num_new, positions_BT)
-    slot_BT = base.append_slots(cache, num_new, num_tokens_B)
-    visible = self._masks(
-      lambda window: base.visible_slots(
-        cache.length_B, cache.num_slots, positions_BT, mask_BTT, window
-      )
-    )
-    length_B = base.advance(cache, num_new, num_tokens_B)
-    streams, ks, vs = self._blocks(
+    streams, cache = self._append(
       params,
-      tokens_BT,
+      self.embed(params, tokens_BT),
       cache,
+      num_tokens_B,
       positions_BT,
-      slot_BT,
-      visible,
-      jnp.max(length_B),
+      mask_BTT=mask_BTT,
     )
     features_BTE = None
     if capture:
       features_BTE = jnp.concatenate([streams[i] for i in capture], axis=-1)
-    cache = cache.replace(k=ks, v=vs, length_B=length_B)
-    return base.Hidden(streams[-1], features_BTE), base.pin_cache(
-      cache, self.placement
+    return base.Hidden(streams[-1], features_BTE), cache
+
+  def run_layers(
+    self,
+    params: Params,
+    x_BTD: Array,
+    cache: base.KVCache,
+    *,
+    num_tokens_B: Array | None = None,
+    positions_BT: Array | None = None,
+    side_BTX: Array | None = None,
+    visible_BTS: Array | None = None,
+  ) -> tuple[Array, base.KVCache]:
+    """`apply` from a stream on, for networks that make their own.
+
+    Args:
+      params: {'layers'}; the rest of the model's is not looked at.
+      x_BTD: what stands for the embeddings.
+      cache, num_tokens_B, positions_BT: as for `apply`.
+      side_BTX: what attention reads before the stream, [B, T, side_dim].
+      visible_BTS: bool [B, T, S], which slots are seen; None: causal.
+
+    Returns:
+      The stream behind the last layer, and the cache.
+    """
+    check_shape('x_BTD', x_BTD, (cache.length_B.shape[0], 'T', self.embed_dim))
+    streams, cache = self._append(
+      params,
+      x_BTD,
+      cache,
+      num_tokens_B,
+      positions_BT,
+      visible_BTS=visible_BTS,
+      side_BTX=side_BTX,
     )
+    return streams[-1], cache
+
+  def _append(
+    self,
+    params: Params,
+    x_BTD: Array,
+    cache: base.KVCache,
+    num_tokens_B: Array | None,
+    positions_BT: Array | None,
+    *,
+    mask_BTT: Array | None = None,
+    visible_BTS: Array | None = None,
+    side_BTX: Array | None = None,
+  ) -> tuple[list[Array], base.KVCache]:
+    """The layers' streams, and the cache with their keys and values."""
+    num_new = x_BTD.shape[1]
+    cache = base.pin_cache(cache, self.placement)
+    positions_BT = base.new_positions(cache, num_new, positions_BT)
+    if visible_BTS is None:
+      visible = self._masks(
+        lambda window: base.visible_slots(
+          cache.length_B, cache.num_slots, positions_BT, mask_BTT, window
+        )
+      )
+    else:
+      visible = self._masks(lambda window: visible_BTS)
+    length_B = base.advance(cache, num_new, num_tokens_B)
+    streams, ks, vs = self._blocks(
+      params,
+      x_BTD,
+      cache,
+      positions_BT,
+      base.append_slots(cache, num_new, num_tokens_B),
+      visible,
+      jnp.max(length_B),
+      side_BTX=side_BTX,
+    )
+    cache = cache.replace(k=ks, v=vs, length_B=length_B)
+    return streams, base.pin_cache(cache, self.placement)
 
   def apply_beside(
     self,
@@ -299,7 +364,7 @@ class Transformer:
     num_earlier = jnp.max(cache.length_B)
     streams, ks, vs = self._blocks(
       params,
-      tokens_BT,
+      self.embed(params, tokens_BT),
       side,
       positions_BT,
       base.append_slots(side, num_new, None),
@@ -320,23 +385,24 @@ class Transformer:
   def _blocks(
     self,
     params,
-    tokens_BT,
+    x_BTD,
     cache,
     positions_BT,
     slot_BT,
     visible,
     num_used,
     past=None,
+    side_BTX=None,
   ) -> tuple[list[Array], tuple[slots.Slots, ...], tuple[slots.Slots, ...]]:
     """All layers: the residual streams, and the keys and values they leave.
 
-    `past` has, per layer, the memories that are read beside the cache's.
+    `past` has, per layer, the memories that are read beside the cache's;
+    `side_BTX` is read before the stream in all of them.
     """
     angles = {
       r: r.angles(positions_BT, self.head_dim)
       for r in dict.fromkeys(self.ropes)
     }
-    x_BTD = self._embed(params, tokens_BT)
     streams = [x_BTD]
     ks, vs = [], []
     for i, layer_params in enumerate(params['layers']):
@@ -348,6 +414,7 @@ class Transformer:
         slot_BT,
         angles[self.ropes[i]],
         past[i] if past else (),
+        side_BTX,
       )
       x_BTD = self._pin(x_BTD + attn_BTD, 'batch')
       ffn_BTD = self._feed_forward(layer_params, x_BTD)
@@ -360,7 +427,8 @@ class Transformer:
   def _pin(self, x: Array, *logical_axes: str | None) -> Array:
     return constrain(x, self.placement, *logical_axes)
 
-  def _embed(self, params: Params, tokens_BT: Array) -> Array:
+  def embed(self, params: Params, tokens_BT: Array) -> Array:
+    """The stream before the first layer, [B, T, D]."""
     # Ids outside the vocabulary occur in padding only; any row will do.
     x_BTD = layers.lookup(params['embed'], tokens_BT, self.dtype)
     if self.embed_scale is not None:
@@ -382,11 +450,21 @@ class Transformer:
     )
 
   def _attention(
-    self, params, x_BTD: Array, own: Memory, slot_BT: Array, angles, past
+    self,
+    params,
+    x_BTD: Array,
+    own: Memory,
+    slot_BT: Array,
+    angles,
+    past,
+    side_BTX: Array | None,
   ) -> tuple[Array, Memory]:
     """The block's first half: what it adds, and the memory with its entries."""
     b, t, _ = x_BTD.shape
-    x_BTD = self._norm(params, 'attn_norm', x_BTD)
+    if self.input_norm:
+      x_BTD = self._norm(params, 'attn_norm', x_BTD)
+    if self.side_dim:
+      x_BTD = jnp.concatenate([side_BTX, x_BTD], axis=-1)
 
     if self.is_fused:
       h, g, c = self.num_heads, self.num_kv_heads, self.head_dim
@@ -439,7 +517,10 @@ class Transformer:
 
   def unembed(self, params: Params, last_BTD: Array) -> Array:
     """float32 logits [B, T, vocab_size]; includes the final norm."""
-    normed_BTD = self.final_norm(params, last_BTD)
+    return self.logits(params, self.final_norm(params, last_BTD))
+
+  def logits(self, params: Params, normed_BTD: Array) -> Array:
+    """`unembed` of what has been through the final norm."""
     head = 'embed' if self.tied else 'head'
     logits_BTV = self._dense(params, head, normed_BTD, dtype=jnp.float32)
     # Rows beyond the true ids exist to round the size; they name no token.

@@ -63,17 +63,20 @@ def _bias(model: 'Transformer', axis: str, size: int) -> sharding.ParamSpec:
 def _layer_specs(model: 'Transformer') -> dict[str, sharding.ParamSpec]:
   d, f = model.embed_dim, model.ffn_dim
   q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+  wide = model.side_dim + d
   specs = {
     'attn_norm': _scale('norm', d),
-    'q': _weight(model, ('heads', 'embed'), q, d),
-    'k': _weight(model, ('kv_heads', 'embed'), kv, d),
-    'v': _weight(model, ('kv_heads', 'embed'), kv, d),
+    'q': _weight(model, ('heads', 'embed'), q, wide),
+    'k': _weight(model, ('kv_heads', 'embed'), kv, wide),
+    'v': _weight(model, ('kv_heads', 'embed'), kv, wide),
     'o': _weight(model, ('embed', 'heads'), d, q),
     'ffn_norm': _scale('norm', d),
     'gate': _weight(model, ('ffn', 'embed'), f, d),
     'up': _weight(model, ('ffn', 'embed'), f, d),
     'down': _weight(model, ('embed', 'ffn'), d, f),
   }
+  if not model.input_norm:
+    del specs['attn_norm']
   if model.qkv_bias:
     specs['q_bias'] = _bias(model, 'heads', q)
     specs['k_bias'] = _bias(model, 'kv_heads', kv)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 
-from specjax.models.base import Cache, Hidden
+from specjax.models.base import Cache, Chunk, Hidden
 from specjax.sampling import Sampling
 from specjax.shapes import Array, Key, Params
 
@@ -16,7 +16,7 @@ class TargetView(NamedTuple):
   """What a proposer may see of the target; read-only.
 
   Attributes:
-    cache: the target's cache; it holds length - 1 tokens.
+    cache: the target's cache; it holds length - 1 tokens, none at `init`.
     prompt_length_B: int32 [B].
     room_B: int32 [B], the most drafts that the row's limit has room for; 0 for
       a finished row.
@@ -83,7 +83,8 @@ class Proposer(Protocol):
 
   Attributes:
     num_draft_tokens: K, static: drafts are padded to it.
-    target_features: layers of the target to capture for it; () for none.
+    target_features: layers of the target to capture for it; () for none. With
+      any it is a `FeatureProposer`.
   """
 
   num_draft_tokens: int
@@ -97,7 +98,7 @@ class Proposer(Protocol):
     length_B: Array,
     num_slots: int,
   ) -> State:
-    """State for freshly prefilled rows."""
+    """State for rows whose prompts stand in `tokens_BL`."""
     ...
 
   def propose(
@@ -125,6 +126,30 @@ class Proposer(Protocol):
 
   def observe(self, params: Params, state: State, outcome: Outcome) -> State:
     """Learns what became of the proposal."""
+    ...
+
+
+class FeatureProposer(Proposer, Protocol):
+  """A proposer that reads the target's hiddens, those of the prompt too."""
+
+  def read_prompt(
+    self,
+    params: Params,
+    state: State,
+    chunk: Chunk,
+    tokens_BL: Array,
+    length_B: Array,
+  ) -> State:
+    """Sees the prompts pass through the target, chunk by chunk.
+
+    Args:
+      params: the parameters of target and proposer.
+      state: from `init` or the chunk before.
+      chunk: all that the target is fed of a prompt goes by: its first
+        length - 1 tokens.
+      tokens_BL: int32 [B, L], prompts.
+      length_B: int32 [B], their lengths.
+    """
     ...
 
 

@@ -16,7 +16,7 @@ from specjax.proposers.base import (
   TargetView,
   check_num_draft_tokens,
 )
-from specjax.proposers.drafting import draw_chain
+from specjax.proposers.drafting import Laws, draw_chain
 from specjax.proposers.stopping import Fixed, StoppingRule
 from specjax.sampling import Sampling
 from specjax.shapes import Array, Key, Params
@@ -139,8 +139,11 @@ class DraftModel:
       return hidden.last_BTD, cache
 
     proposal, cache = draw_chain(
-      self.model,
-      params['proposer'],
+      Laws(
+        functools.partial(self.model.unembed, params['proposer']),
+        self.model.vocab_size,
+        self.model.placement,
+      ),
       keys_BK,
       feed,
       cache,

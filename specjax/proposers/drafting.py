@@ -1,23 +1,39 @@
 """Drafting token by token, whatever network it is done with."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from specjax import sampling as sampling_lib
-from specjax.models.base import LanguageModel
 from specjax.proposers.base import Proposal
 from specjax.sampling import Counts, Sampling
-from specjax.shapes import Array, Key, Params
-from specjax.sharding import constrain
+from specjax.shapes import Array, Key
+from specjax.sharding import Placement, constrain
 
 # A token and what was fed before it, to the token's hidden and the same grown.
 Feed = Callable[[Array, Any], tuple[Array, Any]]
 # The logits of draft i, and i, to whether it is made.
 GoesOn = Callable[[Array, Array], Array]
+
+
+class Laws(NamedTuple):
+  """How a draft's logits come about.
+
+  Attributes:
+    unembed: a hidden [B, 1, D] to logits [B, 1, R].
+    vocab_size: V, the target's.
+    placement: where the laws lie.
+    widen: logits over R ids of the draft's own to those over the target's V,
+      -inf where there is none; None: they are the same.
+  """
+
+  unembed: Callable[[Array], Array]
+  vocab_size: int
+  placement: Placement | None
+  widen: Callable[[Array], Array] | None = None
 
 
 @flax.struct.dataclass
@@ -47,8 +63,7 @@ class _Chain:
 
 
 def draw_chain(
-  model: LanguageModel,
-  params: Params,
+  laws: Laws,
   keys_BK: Key,
   feed: Feed,
   memory: Any,
@@ -63,15 +78,15 @@ def draw_chain(
   """Draws up to K drafts, each from the law behind the one before it.
 
   A row ends before draft `most`, before the first that `goes_on` does not want,
-  and before a law that is not finite. The loop ends with the last row, and
+  before a law that is not finite, and before one that is empty, because the
+  request bans all ids that the draft has. The loop ends with the last row, and
   nothing is fed for a draft that no row may make:
 
     most 3      draw, feed, draw, feed, draw
     most 0      nothing at all
 
   Args:
-    model: unembeds hiddens and says where laws lie.
-    params: its parameters.
+    laws: from hiddens to logits.
     keys_BK: typed keys [B, K]; consumed.
     feed: `(token_B1, memory)` to `(last_B1D, memory)`.
     memory: what `feed` carries.
@@ -87,7 +102,7 @@ def draw_chain(
     each row's last draft. Laws of drafts that were not made are zeros or junk.
   """
   b, k = keys_BK.shape
-  pin = lambda x, *axes: constrain(x, model.placement, *axes)
+  pin = lambda x, *axes: constrain(x, laws.placement, *axes)
   pin_laws = lambda x_KBV: pin(x_KBV, None, 'batch', 'vocab')
   put = jax.lax.dynamic_update_index_in_dim  # Where a scatter may copy.
 
@@ -108,13 +123,13 @@ def draw_chain(
   def extend(chain: _Chain) -> _Chain:
     i = chain.i
     last_B1D, memory = fed(chain)
-    logits_B1V, is_finite_B1 = sampling_lib.blank_broken(
-      model.unembed(params, last_B1D)
-    )
+    logits_B1V, is_finite_B1 = sampling_lib.blank_broken(laws.unembed(last_B1D))
     is_going_B = chain.is_going_B & is_finite_B1[:, 0]
     is_going_B &= goes_on(logits_B1V[:, 0], i)
     # On a mesh this orders what the rule communicates before the drawing.
     logits_B1V = jnp.where(is_going_B[:, None, None], logits_B1V, 0.0)
+    if laws.widen is not None:
+      logits_B1V = laws.widen(logits_B1V)
     # Pinned, or the target's split of the laws would enter the draft loop.
     log_weights_B1V = pin(
       sampling_lib.transform(sampling, logits_B1V, chain.counts),
@@ -122,6 +137,11 @@ def draw_chain(
       None,
       'vocab',
     )
+    if laws.widen is not None:
+      # Not a number where nothing is left; never so over all the target's ids.
+      has_id_B = jnp.max(log_weights_B1V[:, 0], axis=-1) > -jnp.inf
+      is_going_B &= has_id_B
+      log_weights_B1V = jnp.where(has_id_B[:, None, None], log_weights_B1V, 0.0)
     draft_B = pin(
       sampling_lib.draw(log_weights_B1V[:, 0], keys_BK[:, i], sampling), 'batch'
     )
@@ -156,7 +176,7 @@ def draw_chain(
       counts=counts,
       # Before the first draft the pending token is the one fed next.
       draft_KB=jnp.zeros((k, b), jnp.int32).at[-1].set(pending_B),
-      log_weights_KBV=pin_laws(jnp.zeros((k, b, model.vocab_size))),
+      log_weights_KBV=pin_laws(jnp.zeros((k, b, laws.vocab_size))),
       num_draft_B=jnp.zeros(b, jnp.int32),
     ),
   )
@@ -166,3 +186,9 @@ def draw_chain(
     num_draft_B=chain.num_draft_B,
   )
   return proposal, chain.memory
+
+
+def row_of(x_BT: Array, index_B: Array) -> Array:
+  """x[b, index[b]] for every row."""
+  index_B1 = index_B.reshape(-1, *(1,) * (x_BT.ndim - 1))
+  return jnp.take_along_axis(x_BT, index_B1, axis=1)[:, 0]

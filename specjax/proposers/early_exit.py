@@ -16,7 +16,7 @@ from specjax.proposers.base import (
   TargetView,
   check_num_draft_tokens,
 )
-from specjax.proposers.drafting import draw_chain
+from specjax.proposers.drafting import Laws, draw_chain
 from specjax.proposers.stopping import Fixed, StoppingRule
 from specjax.sampling import Sampling
 from specjax.shapes import Array, Key, Params
@@ -129,8 +129,11 @@ class EarlyExit:
         tokens_BL, length_B, target.prompt_length_B, draft.vocab_size
       )
     proposal, _ = draw_chain(
-      draft,
-      draft_params,
+      Laws(
+        functools.partial(draft.unembed, draft_params),
+        draft.vocab_size,
+        draft.placement,
+      ),
       keys_BK,
       feed,
       side,

@@ -5,13 +5,17 @@ from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
 from specjax import testing
+from specjax.models.heads.toy import ToyHead, ToyHeads
 from specjax.proposers import stopping
 from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
+from specjax.proposers.feature_fed import FeatureFed
+from specjax.proposers.medusa import Medusa
 from specjax.proposers.ngram import NGram
 from specjax.testing import loops, mutants
 from tests.models import tiny
+from tests.models.heads import tiny_heads
 
 
 def toy():
@@ -25,6 +29,23 @@ def transformer():
   return model, {'target': tiny.params_of(model), 'proposer': ()}
 
 
+def with_head(kind):
+  """A transformer of three ids, and a head for it."""
+
+  def make():
+    target = tiny_heads.target_of(vocab_size=3)
+    head = tiny_heads.params_of(tiny_heads.head_of(kind, target))
+    return target, {'target': tiny.params_of(target), 'proposer': head}
+
+  return make
+
+
+def fed(kind, **settings):
+  return lambda target: FeatureFed(
+    head=tiny_heads.head_of(kind, target), num_draft_tokens=3, **settings
+  )
+
+
 # A new proposer joins by one line: what makes its target, what makes it.
 PROPOSERS_UNDER_TEST = (
   ('none', toy, lambda model: Nothing()),
@@ -34,6 +55,34 @@ PROPOSERS_UNDER_TEST = (
     'early_exit',
     transformer,
     lambda model: EarlyExit(model=model, exit_layer=1, num_draft_tokens=3),
+  ),
+  ('mtp', with_head('mtp'), fed('mtp')),
+  ('eagle', with_head('eagle'), fed('eagle')),
+  ('eagle3', with_head('eagle3'), fed('eagle3')),
+  ('eagle3_reduced', with_head('eagle3_reduced'), fed('eagle3_reduced')),
+  (
+    'eagle3_confidence',
+    with_head('eagle3_reduced'),
+    fed('eagle3_reduced', stop=stopping.Confidence(least=0.55)),
+  ),
+  (
+    'medusa',
+    with_head('medusa_own'),
+    lambda target: Medusa(
+      heads=tiny_heads.head_of('medusa_own', target), num_draft_tokens=3
+    ),
+  ),
+  (
+    'toy_head',
+    toy,
+    lambda model: FeatureFed(head=ToyHead(target=model), num_draft_tokens=3),
+  ),
+  (
+    'toy_heads',
+    toy,
+    lambda model: Medusa(
+      heads=ToyHeads(target=model, num_heads=4), num_draft_tokens=3
+    ),
   ),
   (
     'draft_confidence',

@@ -1,0 +1,97 @@
+"""EAGLE, the first form: the next feature from this one and the next token."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax.models.base import KVCache
+from specjax.models.heads import base
+from specjax.models.transformer import Transformer
+from specjax.shapes import Array, Key, Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle:
+  """A linear map and one decoder layer; implements `FeatureHead`.
+
+    f'(t+1) = layer(fc [embed(x(t+1)); f(t)])
+    law of x(t+2) = softmax(target's output head f'(t+1))
+
+  f is the target's hidden *behind* its final norm, and so is f', which goes to
+  the target's output head as it is. The layer has no norm before attention.
+  Entry t stands at position t.
+
+  Source: Li et al., EAGLE, arXiv:2401.15077, section 3.1; embedding before
+    feature, bias and missing norm as in the authors' published heads.
+
+  Attributes:
+    target: the model it drafts for.
+    block: its layer, with `input_norm` False.
+    fc_bias: the linear map has a bias.
+    own_embed: it has an embedding of its own; else it takes the target's.
+  """
+
+  target: Transformer
+  block: Transformer
+  fc_bias: bool = True
+  own_embed: bool = False
+  num_ids = None
+
+  def __post_init__(self):
+    base.check_block(self.target, self.block, input_norm=False, side_dim=0)
+
+  @property
+  def target_features(self) -> tuple[int, ...]:
+    return (self.target.num_layers,)
+
+  @property
+  def vocab_size(self) -> int:
+    return self.target.vocab_size
+
+  @property
+  def feature_dim(self) -> int:
+    return self.block.embed_dim
+
+  @property
+  def feature_dtype(self) -> str:
+    return self.block.dtype
+
+  def param_specs(self) -> Params:
+    """{'fc', 'fc_bias'?, 'layers', 'embed'?}."""
+    d = self.block.embed_dim
+    specs = {
+      'fc': base.weight_spec(self.block, ('embed', None), d, 2 * d),
+      'layers': self.block.param_specs()['layers'],
+    }
+    if self.fc_bias:
+      specs['fc_bias'] = dataclasses.replace(
+        base.weight_spec(self.block, ('embed',), d), init='zeros'
+      )
+    if self.own_embed:
+      specs['embed'] = base.embed_spec(self.target, self.block)
+    return specs
+
+  def init(self, key: Key) -> Params:
+    return base.init_params(self, key)
+
+  def fuse(self, params: Params, features_BTE: Array) -> Array:
+    feature_BTD = self.target.final_norm(params['target'], features_BTE)
+    return feature_BTD.astype(self.block.dtype)
+
+  def apply(
+    self,
+    params: Params,
+    feature_BTD: Array,
+    tokens_BT: Array,
+    cache: KVCache,
+    **places: Array | None,
+  ) -> tuple[Array, KVCache]:
+    own = params['proposer']
+    embed_BTD = base.embed(self.target, self.block, params, tokens_BT)
+    both_BTX = jnp.concatenate([embed_BTD, feature_BTD], axis=-1)
+    x_BTD = base.dense(self.block, both_BTX, own['fc'], own.get('fc_bias'))
+    return self.block.run_layers(own, x_BTD, cache, **places)
+
+  def unembed(self, params: Params, feature_BTD: Array) -> Array:
+    feature_BTD = feature_BTD.astype(self.target.dtype)
+    return self.target.logits(params['target'], feature_BTD)

@@ -1,0 +1,98 @@
+"""Multi-token prediction: one more block behind the target's last."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax.models.base import KVCache
+from specjax.models.heads import base
+from specjax.models.transformer import Transformer
+from specjax.shapes import Array, Key, Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MTP:
+  """One transformer block, chained for more tokens; a `FeatureHead`.
+
+    h'(t+1) = norm(block(M [norm(embed(x(t+1))); norm(h(t))]))
+    law of x(t+2) = softmax(target's output head h'(t+1))
+
+  h is the target's hidden behind its final norm; for the token after next h'
+  takes its place. Embedding and output head are the target's. Entry t stands at
+  position t.
+
+  Source: DeepSeek-V3, arXiv:2412.19437, section 2.2. Deviations: the block is
+    dense; one module serves every depth, where the paper trains one for each
+    (published models have one); the embedding comes first in M's input, as in
+    the published weights.
+
+  Attributes:
+    target: the model it drafts for.
+    block: its layer.
+  """
+
+  target: Transformer
+  block: Transformer
+  num_ids = None
+
+  def __post_init__(self):
+    base.check_block(self.target, self.block, input_norm=True, side_dim=0)
+
+  @property
+  def target_features(self) -> tuple[int, ...]:
+    return (self.target.num_layers,)
+
+  @property
+  def vocab_size(self) -> int:
+    return self.target.vocab_size
+
+  @property
+  def feature_dim(self) -> int:
+    return self.block.embed_dim
+
+  @property
+  def feature_dtype(self) -> str:
+    return self.block.dtype
+
+  def param_specs(self) -> Params:
+    """{'embed_norm', 'hidden_norm', 'proj', 'layers', 'norm'}."""
+    d = self.block.embed_dim
+    return {
+      'embed_norm': base.norm_spec(self.block),
+      'hidden_norm': base.norm_spec(self.block),
+      'proj': base.weight_spec(self.block, ('embed', None), d, 2 * d),
+      'layers': self.block.param_specs()['layers'],
+      'norm': base.norm_spec(self.block),
+    }
+
+  def init(self, key: Key) -> Params:
+    return base.init_params(self, key)
+
+  def fuse(self, params: Params, features_BTE: Array) -> Array:
+    feature_BTD = self.target.final_norm(params['target'], features_BTE)
+    return feature_BTD.astype(self.block.dtype)
+
+  def apply(
+    self,
+    params: Params,
+    feature_BTD: Array,
+    tokens_BT: Array,
+    cache: KVCache,
+    **places: Array | None,
+  ) -> tuple[Array, KVCache]:
+    own = params['proposer']
+    embed_BTD = base.embed(self.target, self.block, params, tokens_BT)
+    both_BTX = jnp.concatenate(
+      [
+        base.norm(self.block, embed_BTD, own['embed_norm']),
+        base.norm(self.block, feature_BTD, own['hidden_norm']),
+      ],
+      axis=-1,
+    )
+    x_BTD = base.dense(self.block, both_BTX, own['proj'])
+    x_BTD, cache = self.block.run_layers(own, x_BTD, cache, **places)
+    return base.norm(self.block, x_BTD, own['norm']), cache
+
+  def unembed(self, params: Params, feature_BTD: Array) -> Array:
+    feature_BTD = feature_BTD.astype(self.target.dtype)
+    return self.target.logits(params['target'], feature_BTD)
