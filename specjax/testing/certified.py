@@ -5,8 +5,12 @@ import dataclasses
 import jax
 
 from specjax.decode import Decoder
-from specjax.proposers.base import Nothing
+from specjax.models.heads.toy import ToyHead, ToyHeads
+from specjax.models.toy import ToyModel
+from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
+from specjax.proposers.feature_fed import FeatureFed
+from specjax.proposers.medusa import Medusa
 from specjax.proposers.ngram import NGram
 from specjax.proposers.stopping import Acceptance, Confidence, Cost
 from specjax.sampling import SamplingOptions
@@ -85,7 +89,16 @@ MORE_STOPS = (
   ('draft, acceptance', Acceptance(least=0.6), chain.Block()),
   ('ngram, acceptance', Acceptance(least=0.6), chain.Rejection()),
 )
+# Heads: a name, and the rules they are verified with; then all of them. A
+# feature-fed head is MTP or EAGLE; one has an id less than the target.
+HEADS = (
+  ('eagle', ('coupled',)),
+  ('eagle, reduced vocabulary', ('block',)),
+  ('medusa', ('rejection',)),
+)
+REDUCED_IDS = (0, 1, 3)
 # The groups they run on: each temperature, penalties, a filter, a stop id.
+# (Coupled text is compared with that of plain decoding, so it runs on all.)
 STOPPED_GROUPS = tuple(GROUPS[i] for i in (1, 3, 5, 8, 14, 16))
 
 
@@ -98,12 +111,50 @@ def _greedy(groups):
   )
 
 
+def head_of(name: str, model: ToyModel, num_draft_tokens: int) -> Proposer:
+  """The toy proposer with one of the names of `HEADS`."""
+  if name == 'medusa':
+    heads = ToyHeads(target=model, num_heads=num_draft_tokens)
+    return Medusa(heads=heads, num_draft_tokens=num_draft_tokens)
+  num_ids = len(REDUCED_IDS) if 'reduced' in name else None
+  head = ToyHead(target=model, num_ids=num_ids)
+  return FeatureFed(head=head, num_draft_tokens=num_draft_tokens)
+
+
+def head_programs(*, quick: bool) -> list[loops.Program]:
+  """Every head; with every rule if not `quick`."""
+  model, params = loops.toy_pair(jax.random.key(1), VOCAB_SIZE)
+  found = []
+  for name, rules in HEADS:
+    for rule in rules if quick else chain.RULES:
+      groups = GROUPS if rule == 'coupled' or not quick else STOPPED_GROUPS
+      is_greedy = rule == 'greedy'
+      ids = REDUCED_IDS if 'reduced' in name else None
+      found.append(
+        loops.Program(
+          proposer=name,
+          decoder=Decoder(
+            target=model,
+            proposer=head_of(name, model, 2),
+            verify=chain.RULES[rule],
+            max_length=MAX_LENGTH,
+            prefill_chunk=2,
+          ),
+          params=loops.toy_head_params(params, ids),
+          groups=_greedy(groups) if is_greedy else groups,
+          rows=64 if is_greedy else ROWS,
+          rounds=1 if quick or is_greedy else 8,
+        )
+      )
+  return found
+
+
 def programs(*, quick: bool) -> list[loops.Program]:
   """The loops of the certificate.
 
-  quick: every proposer x rule with two drafts, and rules that end drafts, at
-  several widths. Otherwise eight times the rows, one and four drafts as well,
-  and models with a window.
+  quick: every proposer x rule with two drafts, rules that end drafts, at
+  several widths, and heads with a rule each. Otherwise eight times the rows,
+  one and four drafts as well, and models with a window.
   """
   rounds = 1 if quick else 8
   lengths = (2,) if quick else (2, 1, 4)
@@ -166,6 +217,7 @@ def programs(*, quick: bool) -> list[loops.Program]:
         rounds=rounds,
       )
     )
+  found += head_programs(quick=quick)
   found.append(
     mutants.pair_program('V4b', chain.Rejection(), 1, 4 * ROWS, rounds=rounds)
   )

@@ -75,6 +75,20 @@ def toy_pair(
   return model, {'target': {'table': target}, 'proposer': {'table': draft}}
 
 
+def toy_head_params(params: Params, ids: Sequence[int] | None = None) -> Params:
+  """A toy pair's parameters with the draft's table in a head's hands.
+
+  Args:
+    params: of `toy_pair`.
+    ids: of a reduced vocabulary; None: all.
+  """
+  if ids is None:
+    return params
+  ids_R = jnp.asarray(ids, jnp.int32)
+  table = params['proposer']['table'][:, ids_R]
+  return {**params, 'proposer': {'table': table, 'ids': ids_R}}
+
+
 def make_requests(
   groups: Sequence[Group], rows: int, max_length: int, first_seed: int = 0
 ) -> states.Requests:

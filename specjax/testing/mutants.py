@@ -14,8 +14,10 @@ from specjax import commit, decode
 from specjax import noise as noise_lib
 from specjax import state as states
 from specjax.models import base as models
+from specjax.models.heads.toy import ToyHead
 from specjax.proposers import base as proposers
 from specjax.proposers.draft_model import DraftModel
+from specjax.proposers.feature_fed import FeatureFed
 from specjax.sampling import Sampling, SamplingOptions
 from specjax.shapes import Array, Key, Params
 from specjax.testing import loops
@@ -126,7 +128,8 @@ class FalseReport:
   Attributes:
     proposer: the honest one.
     mistake: 'greedy' proposes the arg-max of the law it reports (one draft);
-      'temperature' draws at half the temperature of the law it reports.
+      'temperature' draws at half the temperature of the law it reports;
+      'full' draws from a few ids and reports a law over all.
   """
 
   proposer: proposers.Proposer
@@ -154,6 +157,12 @@ class FalseReport:
     if self.mistake == 'greedy':
       best_BK = jnp.argmax(log_weights_BKV, axis=-1).astype(jnp.int32)
       return proposal._replace(draft_BK=best_BK), state
+    if self.mistake == 'full':
+      # As if an id that the head does not have had been as good as the best.
+      log_weights_BKV = jnp.maximum(
+        log_weights_BKV, jnp.where(jnp.isneginf(log_weights_BKV), 0, -jnp.inf)
+      )
+      return proposal._replace(log_weights_BKV=log_weights_BKV), state
     return proposal._replace(log_weights_BKV=0.5 * log_weights_BKV), state
 
 
@@ -198,6 +207,43 @@ class RewindOffByOne:
     num_B: Array,
   ) -> models.Cache:
     return self.model.keep(cache, start_B, path_BM, num_B + 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MisfedHead:
+  """A feature-fed proposer that joins the wrong features and tokens.
+
+  Attributes:
+    proposer: the right one.
+    mistake: 'stale' makes entries of the features of one row before; 'token'
+      joins the feature of token t with token t.
+  """
+
+  proposer: FeatureFed
+  mistake: str
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self.proposer, name)
+
+  def _texts(self, tokens_BL: Array) -> Array:
+    shift = 1 if self.mistake == 'token' else 0
+    return jnp.roll(tokens_BL, shift, axis=1)
+
+  def read_prompt(self, params, state, chunk, tokens_BL, length_B) -> Any:
+    return self.proposer.read_prompt(
+      params, state, chunk, self._texts(tokens_BL), length_B
+    )
+
+  def propose(self, params, keys_BK, state, target, tokens_BL, *rest):
+    return self.proposer.propose(
+      params, keys_BK, state, target, self._texts(tokens_BL), *rest
+    )
+
+  def observe(self, params, state, outcome) -> Any:
+    state = self.proposer.observe(params, state, outcome)
+    if self.mistake != 'stale':
+      return state
+    return state.replace(feature_BND=jnp.roll(state.feature_BND, 1, axis=1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,6 +409,28 @@ def all_mutants(rows: int) -> list[Mutant]:
     'draft_rewind_off_by_one',
     replaced(twins, proposer=off_by_one),
     caught_by='acceptance',
+  )
+  head_of = lambda **settings: FeatureFed(
+    head=ToyHead(**settings), num_draft_tokens=2
+  )
+  for name, proposer in (
+    ('head_rewind_off_by_one', head_of(target=RewindOffByOne(model))),
+    *(
+      (
+        f'head_fed_wrong_{mistake}',
+        MisfedHead(proposer=head_of(target=model), mistake=mistake),
+      )
+      for mistake in ('stale', 'token')
+    ),
+  ):
+    add(name, replaced(twins, proposer=proposer), caught_by='acceptance')
+  reduced = dataclasses.replace(
+    toy, params=loops.toy_head_params(params, ids=(0, 2))
+  )
+  few = head_of(target=model, num_ids=2)
+  add(
+    'reduced_vocabulary_reported_as_full',
+    replaced(reduced, proposer=FalseReport(few, 'full')),
   )
   stopped = dataclasses.replace(toy.groups[0], stop_ids=(1,))
   add(
