@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import jax.numpy as jnp
 
 from specjax import sharding
-from specjax.models import layers
+from specjax.models import layers, quantize
 from specjax.models.base import Cache
 from specjax.models.transformer import Transformer
 from specjax.shapes import Array, Key, Params
@@ -68,6 +68,10 @@ class FeatureHead(Protocol):
 
   def init(self, key: Key) -> Params:
     """Random parameters of the head."""
+    ...
+
+  def begin(self, params: Params, target_params: Params) -> Params:
+    """The head's parameters, those of the target in place of its equals."""
     ...
 
   def fuse(self, params: Params, features_BTE: Array) -> Array:
@@ -132,6 +136,10 @@ class IndependentHeads(Protocol):
 
   def init(self, key: Key) -> Params:
     """Random parameters of the heads."""
+    ...
+
+  def begin(self, params: Params, target_params: Params) -> Params:
+    """The heads' parameters, those of the target in place of its equals."""
     ...
 
   def logits(
@@ -204,6 +212,16 @@ def init_params(head: FeatureHead, key: Key) -> Params:
   if head.num_ids is not None:
     params['ids'] = jnp.arange(head.num_ids, dtype=jnp.int32)
   return params
+
+
+def output_head(target: Transformer, target_params: Params) -> Array:
+  """The matrix that makes the target's logits, float32 [V, D]."""
+  weight = target_params['embed' if target.tied else 'head']
+  if isinstance(weight, quantize.Int8Weight):
+    wide_OI = weight.int8_OI.astype(jnp.float32) * weight.scale_O[:, None]
+  else:
+    wide_OI = weight.astype(jnp.float32)
+  return wide_OI[: target.vocab_size]
 
 
 def embed(

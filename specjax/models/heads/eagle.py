@@ -74,6 +74,11 @@ class Eagle:
   def init(self, key: Key) -> Params:
     return base.init_params(self, key)
 
+  def begin(self, params: Params, target_params: Params) -> Params:
+    """As they are: the output head is the target's anyway."""
+    del target_params
+    return params
+
   def fuse(self, params: Params, features_BTE: Array) -> Array:
     feature_BTD = self.target.final_norm(params['target'], features_BTE)
     return feature_BTD.astype(self.block.dtype)

@@ -95,6 +95,17 @@ class Eagle3:
   def init(self, key: Key) -> Params:
     return base.init_params(self, key)
 
+  def begin(self, params: Params, target_params: Params) -> Params:
+    """With the target's final norm, and its output head's rows."""
+    head_VD = base.output_head(self.target, target_params)
+    if self.num_ids is not None:
+      head_VD = head_VD[params['ids']]
+    return {
+      **params,
+      'norm': target_params['final_norm'],
+      'head': head_VD.astype(self.block.dtype),
+    }
+
   def fuse(self, params: Params, features_BTE: Array) -> Array:
     features_BTE = features_BTE.astype(self.block.dtype)
     return base.dense(self.block, features_BTE, params['proposer']['fc'])

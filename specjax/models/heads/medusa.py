@@ -22,7 +22,7 @@ class MedusaHeads:
 
   With W = 0 and b = 0, as they begin, every head is the target's own. The
   output head is the target's for all of them, or one for each, which begins as
-  a copy of it (`copy_head`).
+  a copy of it (`begin`).
 
   Source: Cai et al., Medusa, arXiv:2401.10774, section 2.1.1.
 
@@ -84,17 +84,15 @@ class MedusaHeads:
     return (head,) * self.num_heads
 
   def init(self, key: Key) -> Params:
-    """Blocks that do nothing; output heads, if any, are for `copy_head`."""
+    """Blocks that do nothing; output heads, if any, are for `begin`."""
     return sharding.init_params(self.param_specs(), key, self.placement)
 
-  def copy_head(self, params: Params, target_params: Params) -> Params:
-    """The heads' parameters with the target's output head in each of them."""
+  def begin(self, params: Params, target_params: Params) -> Params:
+    """With the target's output head in each of them."""
     if not self.own_heads:
       return params
-    # The head of one-hots is the matrix itself, whatever it is stored in.
-    one_hot = jnp.eye(self.target.embed_dim, dtype=self.target.dtype)
-    head_VD = self.target.logits(target_params, one_hot[None])[0].T
-    return tuple({**p, 'head': head_VD.astype(self.dtype)} for p in params)
+    head_VD = base.output_head(self.target, target_params).astype(self.dtype)
+    return tuple({**p, 'head': head_VD + 0} for p in params)
 
   def logits(
     self, params: Params, features_BTE: Array, num_heads: int

@@ -68,6 +68,10 @@ class MTP:
   def init(self, key: Key) -> Params:
     return base.init_params(self, key)
 
+  def begin(self, params: Params, target_params: Params) -> Params:
+    """With the target's final norm before its output head."""
+    return {**params, 'norm': target_params['final_norm']}
+
   def fuse(self, params: Params, features_BTE: Array) -> Array:
     feature_BTD = self.target.final_norm(params['target'], features_BTE)
     return feature_BTD.astype(self.block.dtype)

@@ -75,6 +75,13 @@ class ToyHead:
   def init(self, key: Key) -> Params:
     return base.init_params(self, key)
 
+  def begin(self, params: Params, target_params: Params) -> Params:
+    """With the target's table."""
+    table = target_params['table']
+    if self.num_ids is not None:
+      table = table[:, params['ids']]
+    return {**params, 'table': table}
+
   def fuse(self, params: Params, features_BTE: Array) -> Array:
     del params
     return features_BTE
@@ -148,6 +155,10 @@ class ToyHeads:
 
   def init(self, key: Key) -> Params:
     return self.target.init(key)
+
+  def begin(self, params: Params, target_params: Params) -> Params:
+    """With the target's table."""
+    return {**params, 'table': target_params['table']}
 
   def logits(
     self, params: Params, features_BTE: Array, num_heads: int
