@@ -19,13 +19,16 @@ _DTYPES = ('F64', 'F32', 'F16', 'BF16')
 _MAX_JSON_BYTES = 1 << 26
 
 
-def read_folder(path: str | os.PathLike) -> base.Checkpoint:
+def read_folder(
+  path: str | os.PathLike, more_dtypes: tuple[str, ...] = ()
+) -> base.Checkpoint:
   """A Hugging Face folder as a `Checkpoint`; no tensor is read yet.
 
   Args:
     path: holds config.json, optionally generation_config.json, and either
       model.safetensors, or shards with or without an index. Other formats in
       it are not looked at.
+    more_dtypes: that tensors may have beside floats, as the format spells them.
 
   Raises:
     ValueError: if the folder or a file in it is missing, truncated, not what
@@ -42,7 +45,7 @@ def read_folder(path: str | os.PathLike) -> base.Checkpoint:
   shapes: dict[str, tuple[int, ...]] = {}
   file_of: dict[str, pathlib.Path] = {}
   for file in _files(folder):
-    for name, shape in _header(file).items():
+    for name, shape in _header(file, (*_DTYPES, *more_dtypes)).items():
       if name in file_of:
         raise ValueError(
           f'{name} must be in one file, it is in {file_of[name].name} and in '
@@ -107,7 +110,13 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
         for pattern in ('*.bin', '*.pt', '*.pth', '*.ckpt')
         for file in folder.glob(pattern)
       )
-      also = f'; {", ".join(others)} is not read' if others else ''
+      also = ''
+      if others:
+        also = (
+          f'; {", ".join(others)} is not read, a pickle may run code: convert '
+          'it with safetensors.torch.save_file(torch.load(FILE, '
+          "weights_only=True), 'model.safetensors')"
+        )
       raise ValueError(f'{folder} must hold .safetensors files{also}.')
     for name in list(names):
       if match := _SHARD.fullmatch(name):
@@ -149,14 +158,16 @@ def _open(file: pathlib.Path):
     raise ValueError(f'{file} is not a whole safetensors file: {error}.')
 
 
-def _header(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
+def _header(
+  file: pathlib.Path, dtypes: tuple[str, ...]
+) -> dict[str, tuple[int, ...]]:
   shapes = {}
   with _open(file) as tensors:
     for name in tensors.keys():
       tensor = tensors.get_slice(name)
-      if tensor.get_dtype() not in _DTYPES:
+      if tensor.get_dtype() not in dtypes:
         raise ValueError(
-          f'{name} must have a dtype of {", ".join(_DTYPES)}, got '
+          f'{name} must have a dtype of {", ".join(dtypes)}, got '
           f'{tensor.get_dtype()} in {file}.'
         )
       shapes[name] = tuple(tensor.get_shape())

@@ -25,7 +25,7 @@ def target_of(family: str = 'llama', vocab_size: int = 16) -> Transformer:
 def block_of(target: Transformer, **changes) -> Transformer:
   """A layer of the target's widths."""
   return dataclasses.replace(
-    target, windows=(None,), ropes=target.ropes[-1:], tied=True, **changes
+    target, windows=(None,), ropes=target.ropes[-1:], tied=False, **changes
   )
 
 
