@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import bench_stats
+from experiments import bench_stats, step_costs
 from specjax import decode, metrics
 from specjax import sampling as sampling_lib
 from specjax import state as states
@@ -20,6 +20,8 @@ from specjax.decode import Decoder
 from specjax.models.base import LanguageModel
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
+from specjax.proposers.feature_fed import FeatureFed
+from specjax.proposers.medusa import Medusa
 from specjax.requests import Request
 from specjax.sampling import Sampling
 from specjax.shapes import Array, Params
@@ -110,9 +112,12 @@ class Cell:
   def num_passes(self, num_drafts: int) -> int:
     """Passes of the drafting model in a step that yields so many drafts.
 
-    The first is made in any case. A rule that looks at the draft's law has it
-    computed behind the last draft as well.
+    The first is made in any case, and is all that independent heads make. A
+    rule that looks at the draft's law has it computed behind the last draft as
+    well.
     """
+    if isinstance(self.decoder.proposer, Medusa):
+      return 1
     looks = self.stop_rule.startswith('confidence')
     return min(max(num_drafts + looks, 1), self.num_draft_tokens)
 
@@ -125,6 +130,14 @@ class Cell:
     if isinstance(proposer, EarlyExit):
       params = proposer.first_params(self.params['target'])
       return proposer.first_layers, params, 1
+    if isinstance(proposer, FeatureFed):
+      entries = step_costs.Entries(head=proposer.head)
+      return entries, self.params, self.num_draft_tokens + 1
+    if isinstance(proposer, Medusa):
+      guesses = step_costs.Guesses(
+        heads=proposer.heads, num_heads=self.num_draft_tokens
+      )
+      return guesses, self.params, 1
     return None
 
 

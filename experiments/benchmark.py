@@ -13,10 +13,11 @@ A speed-up is over the fastest plain decoding of the same run: greedy text of
 one row or of two, whichever step is cheaper on this device. It is predicted as
 tau * plain / (verify + drafting), every part measured alone, at the length that
 the texts have on average and with as many slots in the cache. Drafting is the
-pass over two rows that absorbs what was committed, and one over a row for each
-further draft; other proposers are timed as they are. Efficiency is the measured
-speed-up over the predicted one; the overhead is the share of a step that its
-parts do not explain. The table goes to stdout, everything to --json_out.
+pass over two rows (of a head: K + 1) that absorbs what was committed, and one
+over a row for each further draft, of which Medusa needs none; other proposers
+are timed as they are. Efficiency is the measured speed-up over the predicted
+one; the overhead is the share of a step that its parts do not explain. The
+table goes to stdout, everything to --json_out.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ from experiments import (
   plots,
   run_config,
 )
-from experiments.run_config import PROPOSERS, RunConfig
+from experiments.run_config import HEADS, PROPOSERS, RunConfig
 
 # Flags of generate.py that a benchmark sets itself, or that would end a text.
 _SET_HERE = ('proposer', 'num_draft_tokens', 'batch_size')
@@ -47,7 +48,8 @@ _ONLY_WITH = {
   'draft_quantize': ('draft',),
   'draft_mesh': ('draft',),
   'exit_layer': ('early_exit',),
-  'stop_rule': ('draft', 'ngram', 'early_exit'),
+  'head': HEADS,
+  'stop_rule': ('draft', 'ngram', 'early_exit', *HEADS),
 }
 _MOST_REPEATS = 1000
 

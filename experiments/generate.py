@@ -25,14 +25,22 @@ from experiments import (
   prompts,
   trace,
 )
-from experiments.run_config import FLAG_GROUPS, RunConfig, config_from_flags
+from experiments.run_config import (
+  FLAG_GROUPS,
+  HEADS,
+  RunConfig,
+  config_from_flags,
+)
 from specjax import chat, generation, mesh, metrics
 from specjax.decode import Decoder
 from specjax.models import load
 from specjax.models.base import LanguageModel
+from specjax.models.heads import files as head_files
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
+from specjax.proposers.feature_fed import FeatureFed
+from specjax.proposers.medusa import Medusa
 from specjax.requests import Request, Result, unanswered
 from specjax.tokenizers import check_same_vocabulary
 from specjax.verify import chain
@@ -53,6 +61,8 @@ def make_proposer(
       num_draft_tokens=config.num_draft_tokens,
       stop=lengths.parse(config.stop_rule),
     ), ()
+  if config.proposer in HEADS:
+    return make_head(config, target, view)
   with common.Progress(f'loading draft {config.draft}'):
     draft = conversions.load_model(
       config.draft,
@@ -74,6 +84,23 @@ def make_proposer(
     num_draft_tokens=config.num_draft_tokens,
     stop=lengths.parse(config.stop_rule),
   ), draft.params
+
+
+def make_head(
+  config: RunConfig, target: load.Loaded, view: mesh.View | None
+) -> tuple[Proposer, Any]:
+  """A proposer with a head from files, and the head's parameters."""
+  with common.Progress(f'loading head {config.head}'):
+    head, params = head_files.load_head(
+      config.head, config.proposer, target.model, target.params, view=view
+    )
+  settings = {
+    'num_draft_tokens': config.num_draft_tokens,
+    'stop': lengths.parse(config.stop_rule),
+  }
+  if config.proposer == 'medusa':
+    return Medusa(heads=head, **settings), params
+  return FeatureFed(head=head, **settings), params
 
 
 def read_rows(config: RunConfig) -> list[prompts.Conversation]:
@@ -151,8 +178,12 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
   params = {'target': target.params, 'proposer': proposer_params}
   if config.is_first:
     if isinstance(proposer, DraftModel):
-      _warn_of_short_draft(proposer, decoder.max_length)
+      _warn_of_short_draft(proposer.model.context_length, decoder.max_length)
       _warn_of_copies('draft', proposer.model, draft_view)
+    if isinstance(proposer, FeatureFed):
+      block = proposer.head.block
+      _warn_of_short_draft(block.context_length, decoder.max_length)
+      _warn_of_copies('head', proposer.head, draft_view)
     _warn_of_copies('target', target.model, target_view)
   costs = None
   if config.stop_rule == 'cost':
@@ -195,11 +226,11 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
   return _report(config, decoder, results, seconds_load, costs)
 
 
-def _warn_of_short_draft(draft: DraftModel, max_length: int):
-  if draft.model.context_length < max_length:
+def _warn_of_short_draft(context_length: int, max_length: int):
+  if context_length < max_length:
     print(
-      f'the draft falls silent behind {draft.model.context_length} tokens, its '
-      f'context; rows may have {max_length}.',
+      f'the draft falls silent behind {context_length} tokens, its context; '
+      f'rows may have {max_length}.',
       file=sys.stderr,
     )
 

@@ -7,6 +7,8 @@ from experiments import step_costs
 from specjax.decode import Decoder
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
+from specjax.proposers.feature_fed import FeatureFed
+from specjax.proposers.medusa import Medusa
 from specjax.proposers.stopping import (
   Acceptance,
   Confidence,
@@ -120,6 +122,18 @@ def measure(decoder: Decoder, params: Params, batch_size: int) -> StepCosts:
     exit_params = proposer.first_params(params['target'])
     draft = cost(proposer.first_layers, exit_params, 1)
     return StepCosts(verify=verify, first=0.0, draft=draft, num_first=0)
+  if isinstance(proposer, FeatureFed):
+    entries = step_costs.Entries(head=proposer.head)
+    passes = (
+      cost(entries, params, rows) for rows in (proposer.num_draft_tokens + 1, 1)
+    )
+    first, draft = passes
+    return StepCosts(verify=verify, first=first, draft=draft)
+  if isinstance(proposer, Medusa):
+    guesses = step_costs.Guesses(
+      heads=proposer.heads, num_heads=proposer.num_draft_tokens
+    )
+    return StepCosts(verify=verify, first=cost(guesses, params, 1), draft=0.0)
   return StepCosts(verify=verify, first=0.0, draft=0.0)
 
 

@@ -15,6 +15,7 @@ from specjax.mesh import (
   refine,
 )
 from specjax.models import quantize, transformer
+from specjax.models.heads import files as head_files
 from specjax.proposers.base import check_num_draft_tokens
 from specjax.proposers.ngram import NGram
 from specjax.sampling import SamplingOptions
@@ -22,7 +23,8 @@ from specjax.verify import chain
 from specjax.verify.widths import powers_of_two
 
 DTYPES = ('float32', 'bfloat16')
-PROPOSERS = ('none', 'draft', 'ngram', 'early_exit')
+HEADS = head_files.KINDS
+PROPOSERS = ('none', 'draft', 'ngram', 'early_exit', *HEADS)
 
 
 def define_model_flags(values: flags.FlagValues):
@@ -92,8 +94,15 @@ def define_speculation_flags(values: flags.FlagValues):
     None,
     PROPOSERS,
     'Who guesses: the draft model, the text so far (ngram), the first layers '
-    'of the target (early_exit), or nobody, which is plain decoding. If not '
+    'of the target (early_exit), a head that reads its hiddens (medusa, mtp, '
+    'eagle, EAGLE-3 included), or nobody, which is plain decoding. If not '
     'given: draft with --draft, else none.',
+  )
+  string(
+    'head',
+    None,
+    'A folder with config.json and safetensors of a head, as its authors or '
+    'train.py publish it, with --proposer=medusa, mtp or eagle.',
   )
   flags.DEFINE_integer(
     'num_draft_tokens', 4, 'Drafts per step, 1..64.', flag_values=values
@@ -300,6 +309,7 @@ class RunConfig:
   ngram_min: int = 1
   ngram_max: int = 3
   exit_layer: int | None = None
+  head: str | None = None
   prompt: str | None = None
   prompt_file: str | None = None
   prompts_jsonl: str | None = None
@@ -352,6 +362,12 @@ class RunConfig:
     if self.proposer != 'early_exit' and self.exit_layer is not None:
       raise ValueError(
         f'--exit_layer is not used with --proposer={self.proposer}; drop one.'
+      )
+    if self.proposer in HEADS and not self.head:
+      raise ValueError(f'--proposer={self.proposer} needs --head.')
+    if self.proposer not in HEADS and self.head is not None:
+      raise ValueError(
+        f'--head is not used with --proposer={self.proposer}; drop one.'
       )
     noise.check_seed(self.seed)
     if self.batch_size < 1:

@@ -7,16 +7,82 @@ over one: the table of these costs says what a speed-up can be at most.
 import dataclasses
 import functools
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import ranking
-from specjax.models.base import LanguageModel
+from specjax.models.base import Hidden, LanguageModel
+from specjax.models.heads.base import FeatureHead, IndependentHeads, widen
 from specjax.shapes import Array, Params
 
 _MOST_PASSES = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entries:
+  """A feature-fed head as a model that can be timed; its features are zeros.
+
+  Its parameters are {'target', 'proposer'}.
+  """
+
+  head: FeatureHead
+
+  @property
+  def dtype(self) -> str:
+    return self.head.feature_dtype
+
+  def init_cache(self, *args, **kwargs) -> Any:
+    return self.head.block.init_cache(*args, **kwargs)
+
+  def keep(self, *args) -> Any:
+    return self.head.block.keep(*args)
+
+  def apply(self, params: Params, tokens_BT: Array, cache: Any):
+    head = self.head
+    shape = (*tokens_BT.shape, head.feature_dim)
+    feature_BTD = jnp.zeros(shape, head.feature_dtype)
+    feature_BTD, cache = head.apply(params, feature_BTD, tokens_BT, cache)
+    return Hidden(feature_BTD), cache
+
+  def unembed(self, params: Params, feature_BTD: Array) -> Array:
+    # The first pass of a step is unembedded at its last entry alone.
+    logits_B1R = self.head.unembed(params, feature_BTD[:, -1:])
+    if self.head.num_ids is not None:
+      ids_R = params['proposer']['ids']
+      logits_B1R = widen(logits_B1R, ids_R, self.head.vocab_size)
+    shape = (*feature_BTD.shape[:2], self.head.vocab_size)
+    return jnp.broadcast_to(logits_B1R, shape)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Guesses:
+  """Independent heads as a model that can be timed; they keep nothing."""
+
+  heads: IndependentHeads
+  num_heads: int
+
+  @property
+  def dtype(self) -> str:
+    return self.heads.feature_dtype
+
+  def init_cache(self, batch_size: int, *args, **kwargs) -> Array:
+    return jnp.zeros(batch_size, jnp.int32)
+
+  def keep(self, cache: Array, *args) -> Array:
+    return cache
+
+  def apply(self, params: Params, tokens_BT: Array, cache: Array):
+    shape = (*tokens_BT.shape, self.heads.feature_dim)
+    # So that a pass waits for the one before it.
+    wide_BTE = jnp.broadcast_to(tokens_BT[:, :, None], shape)
+    return Hidden(wide_BTE.astype(self.heads.feature_dtype)), cache
+
+  def unembed(self, params: Params, features_BTE: Array) -> Array:
+    logits = self.heads.logits(params, features_BTE, self.num_heads)
+    return functools.reduce(jnp.maximum, logits)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

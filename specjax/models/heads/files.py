@@ -60,7 +60,8 @@ def load_head(
   file_names = layouts.common_names(kind, sorted(checkpoint.shapes))
   if kind == 'mtp':
     # The module may lie in the target's own files.
-    own = set(jax.tree.leaves(checkpoints.hf_names(target)))
+    as_published = dataclasses.replace(target, is_fused=False, quantize='none')
+    own = set(jax.tree.leaves(checkpoints.hf_names(as_published)))
     file_names = {k: v for k, v in file_names.items() if k not in own}
   layout = layouts.layout_of(
     kind, checkpoint.config, file_names, target, dtype or target.dtype
