@@ -18,11 +18,14 @@ A target, a proposer and a rule make a `Decoder`; `generate` serves requests.
 from specjax.decode import Decoder
 from specjax.generation import generate
 from specjax.models.base import LanguageModel
+from specjax.models.heads.files import load_head, save_head
 from specjax.models.load import Loaded, load
 from specjax.models.transformer import Transformer
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
+from specjax.proposers.feature_fed import FeatureFed
+from specjax.proposers.medusa import Medusa
 from specjax.proposers.ngram import NGram
 from specjax.requests import Request, Result
 from specjax.sampling import SamplingOptions
@@ -44,9 +47,11 @@ __all__ = (
   'Decoder',
   'DraftModel',
   'EarlyExit',
+  'FeatureFed',
   'Greedy',
   'LanguageModel',
   'Loaded',
+  'Medusa',
   'NGram',
   'Nothing',
   'Proposer',
@@ -62,4 +67,6 @@ __all__ = (
   'check_same_vocabulary',
   'generate',
   'load',
+  'load_head',
+  'save_head',
 )

@@ -12,10 +12,12 @@ from specjax.proposers import stopping
 from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
+from specjax.proposers.feature_fed import FeatureFed
 from specjax.proposers.ngram import NGram
 from specjax.sampling import SamplingOptions, stack_options
 from specjax.verify import chain
 from tests.models import tiny
+from tests.models.heads import tiny_heads
 
 K, L = 3, 40
 MODEL = tiny.model('llama')  # Two layers.
@@ -23,13 +25,17 @@ DRAFT = DraftModel(
   model=MODEL, num_draft_tokens=K, stop=stopping.Confidence(least=0.3)
 )
 EXIT = EarlyExit(model=MODEL, exit_layer=1, num_draft_tokens=K)
+HEAD = FeatureFed(
+  head=tiny_heads.head_of('eagle3_reduced', MODEL), num_draft_tokens=K
+)
 NGRAM = NGram(num_draft_tokens=K, stop=stopping.Acceptance())
 
 
 def compiled(decoder: decode.Decoder, batch_size: int) -> str:
   """The text of the loop's program."""
   key = jax.random.key(0)
-  params = {'target': MODEL.init(key), 'proposer': MODEL.init(key)}
+  drafter = decoder.proposer.head if decoder.proposer == HEAD else MODEL
+  params = {'target': MODEL.init(key), 'proposer': drafter.init(key)}
   length_B = np.full(batch_size, 5)
   requests = random_pair.make_requests(MODEL, length_B, 20, L)
   state = jax.eval_shape(
@@ -46,6 +52,7 @@ class CopiesTest(parameterized.TestCase):
     ('draft_1', DRAFT, 1, (1, 2, 4)),
     ('draft_4', DRAFT, 4, None),
     ('early_exit_1', EXIT, 1, None),
+    ('eagle_2', HEAD, 2, None),
     ('ngram_4', NGRAM, 4, (1, 2, 4)),
     ('nothing_1', Nothing(), 1, None),
   )
