@@ -7,6 +7,7 @@ An array's name ends in its axes, in order; one letter is one axis:
   V vocabulary (true ids)     D model width               H query heads
   G key-value heads           C head size                 F feed-forward width
   M tokens of a kept path     J stop ids per row          E captured features
+  R ids of a reduced vocabulary                           X parts side by side
 
 A length-one axis is written `1`. Inside an unbatched function the B is gone.
 """

@@ -84,10 +84,6 @@ class ToyModel:
     scale = self.sharpness * self.vocab_size**0.5
     return {'table': params['table'] * scale}
 
-  @property
-  def num_layers(self) -> int:
-    return 1
-
   def init_cache(
     self, batch_size: int, num_slots: int, max_rewind: int
   ) -> base.KVCache:

@@ -179,7 +179,7 @@ class FeatureFed:
       Laws(
         functools.partial(head.unembed, params),
         head.vocab_size,
-        head.block.placement,
+        head.target.placement,
         self._widen(params),
       ),
       keys_BK,

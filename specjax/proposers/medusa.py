@@ -130,8 +130,9 @@ class Medusa:
         tokens_BL, length_B, target.prompt_length_B, size
       )
     logits = self.heads.logits(params, state.features_BE[:, None], k)
+    placement = self.heads.target.placement
     logits_KB1V = constrain(
-      jnp.stack(logits), self.heads.placement, None, 'batch', None, 'vocab'
+      jnp.stack(logits), placement, None, 'batch', None, 'vocab'
     )
 
     def feed(_: Array, i: Array) -> tuple[Array, Array]:
@@ -139,7 +140,7 @@ class Medusa:
 
     most_B = jnp.minimum(self.stop.most(state.stop, k), target.room_B)
     proposal, _ = draw_chain(
-      Laws(lambda logits_B1V: logits_B1V, size, self.heads.placement),
+      Laws(lambda logits_B1V: logits_B1V, size, placement),
       keys_BK,
       feed,
       jnp.int32(0),

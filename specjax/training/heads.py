@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax.mesh import MeshShape, View, place, refine
-from specjax.models.heads import base
+from specjax.models.heads import base, build
 from specjax.models.heads.build import Head
-from specjax.models.heads.medusa import MedusaHeads
 from specjax.shapes import Array, Key, Params
 from specjax.training import losses
 from specjax.training.objective import Batch, Metrics, trainable, whole
@@ -32,11 +31,8 @@ def trainable_head(head: Head, view: View | None = None) -> Head:
   if view is None:
     view, _ = refine(MeshShape())
   target = trainable(head.target, view)
-  placement = place(head.param_specs(), view)
-  if isinstance(head, MedusaHeads):
-    return dataclasses.replace(head, target=target, placement=placement)
-  block = dataclasses.replace(head.block, placement=placement)
-  return dataclasses.replace(head, target=target, block=block)
+  head = build.placed(head, place(head.param_specs(), view))
+  return dataclasses.replace(head, target=target)
 
 
 def split(params: Params) -> tuple[Params, Params]:

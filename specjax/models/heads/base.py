@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from specjax import sharding
 from specjax.models import layers, quantize
-from specjax.models.base import Cache
+from specjax.models.base import Cache, LanguageModel
 from specjax.models.transformer import Transformer
 from specjax.shapes import Array, Key, Params
 from specjax.sharding import ParamSpec, Placement
@@ -46,6 +46,7 @@ class FeatureHead(Protocol):
   """A head that goes on from its own output, in place of the next feature.
 
   Attributes:
+    target: the model it drafts for.
     block: keeps its entries.
     target_features: layers of the target that are captured for it.
     feature_dim: D, the width of what an entry reads.
@@ -55,6 +56,7 @@ class FeatureHead(Protocol):
       `params['proposer']['ids']`; None: all of the target's.
   """
 
+  target: LanguageModel
   block: Block
   target_features: tuple[int, ...]
   feature_dim: int
@@ -114,6 +116,7 @@ class IndependentHeads(Protocol):
   """Heads that all read one feature, each for a token of its own.
 
   Attributes:
+    target: the model they draft for.
     target_features: layers of the target that are captured for them.
     feature_dim: E, the width of what is captured.
     feature_dtype: its dtype.
@@ -123,6 +126,7 @@ class IndependentHeads(Protocol):
       feature's own.
   """
 
+  target: LanguageModel
   target_features: tuple[int, ...]
   feature_dim: int
   feature_dtype: str

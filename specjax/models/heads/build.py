@@ -1,5 +1,6 @@
 """New heads in a target's measure."""
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,7 @@ from specjax.models.heads.eagle3 import Eagle3, default_layers
 from specjax.models.heads.medusa import MedusaHeads
 from specjax.models.heads.mtp import MTP
 from specjax.models.transformer import Transformer
+from specjax.sharding import Placement
 
 Head = Eagle | Eagle3 | MedusaHeads | MTP
 
@@ -99,6 +101,20 @@ def build(
     raise ValueError(f'head must be one of {", ".join(KINDS)}, got {kind!r}.')
   base.check_target(target)
   return _MAKERS[kind](target, dtype, **settings)
+
+
+def placement_of(head: Head) -> Placement | None:
+  """Where a head's arrays lie."""
+  owner = head if isinstance(head, MedusaHeads) else head.block
+  return owner.placement
+
+
+def placed(head: Head, placement: Placement | None) -> Head:
+  """The same head with its arrays elsewhere; its target stays."""
+  if isinstance(head, MedusaHeads):
+    return dataclasses.replace(head, placement=placement)
+  block = dataclasses.replace(head.block, placement=placement)
+  return dataclasses.replace(head, block=block)
 
 
 def most_frequent(counts_V: np.ndarray, num_ids: int) -> np.ndarray:

@@ -19,9 +19,8 @@ from specjax import sharding
 from specjax.mesh import View, place
 from specjax.models.checkpoints import base as checkpoints
 from specjax.models.checkpoints import convert, orbax, safetensors
-from specjax.models.heads import base, layouts
+from specjax.models.heads import base, build, layouts
 from specjax.models.heads.build import Head
-from specjax.models.heads.medusa import MedusaHeads
 from specjax.models.quantize import Int8Weight
 from specjax.models.transformer import Transformer
 from specjax.shapes import Params
@@ -63,17 +62,15 @@ def load_head(
     as_published = dataclasses.replace(target, is_fused=False, quantize='none')
     own = set(jax.tree.leaves(checkpoints.hf_names(as_published)))
     file_names = {k: v for k, v in file_names.items() if k not in own}
+  read = lambda name: checkpoint.read(file_names[name])
+  if layouts.EMBED in file_names and _equals(
+    read(layouts.EMBED), target, target_params, 'embed'
+  ):
+    # The target's own: the head needs none.
+    file_names.pop(layouts.EMBED)
   layout = layouts.layout_of(
     kind, checkpoint.config, file_names, target, dtype or target.dtype
   )
-  read = lambda name: checkpoint.read(file_names[name])
-  if layout.head.__class__ is not MedusaHeads and _has_target_embed(
-    layout, read, target, target_params
-  ):
-    file_names.pop(layouts.EMBED)
-    layout = layouts.layout_of(
-      kind, checkpoint.config, file_names, target, dtype or target.dtype
-    )
   specs = layout.head.param_specs()
   wanted = dict(
     zip(
@@ -97,11 +94,8 @@ def load_head(
 
   head = layout.head
   if view is not None:
-    head = _placed(head, place(specs, view))
-    specs = head.param_specs()
-  placement = (
-    head.placement if isinstance(head, MedusaHeads) else head.block.placement
-  )
+    head = build.placed(head, place(specs, view))
+  placement = build.placement_of(head)
 
   def load(spec: sharding.ParamSpec, name: str) -> Any:
     if name == 'd2t':
@@ -114,20 +108,6 @@ def load_head(
 
   params = jax.tree.map(load, specs, layout.names, is_leaf=sharding.is_spec)
   return head, params
-
-
-def _placed(head: Head, placement: sharding.Placement) -> Head:
-  if isinstance(head, MedusaHeads):
-    return dataclasses.replace(head, placement=placement)
-  block = dataclasses.replace(head.block, placement=placement)
-  return dataclasses.replace(head, block=block)
-
-
-def _has_target_embed(layout, read, target: Transformer, target_params) -> bool:
-  """Whether the file's embedding is the target's: then there is none."""
-  if not getattr(layout.head, 'own_embed', False):
-    return False
-  return _equals(read(layouts.EMBED), target, target_params, 'embed')
 
 
 def _equals(tensor, target: Transformer, params: Params, what: str) -> bool:
