@@ -69,7 +69,7 @@ class HeadsTest(parameterized.TestCase):
     )
     code, err, plain = self.run_script('--proposer=none', *flags)
     self.assertEqual(code, 0, err)
-    for kind in ('medusa', 'mtp', 'eagle', 'eagle3'):
+    for kind in ('medusa', 'mtp', 'eagle3'):
       code, err, got = self.run_script(
         f'--proposer={kind.rstrip("3")}', f'--head={self.folder / kind}', *flags
       )

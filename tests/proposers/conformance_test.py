@@ -5,7 +5,7 @@ from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
 from specjax import testing
-from specjax.models.heads.toy import ToyHead, ToyHeads
+from specjax.models.heads.toy import ToyHead
 from specjax.proposers import stopping
 from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
@@ -57,9 +57,6 @@ PROPOSERS_UNDER_TEST = (
     lambda model: EarlyExit(model=model, exit_layer=1, num_draft_tokens=3),
   ),
   ('mtp', with_head('mtp'), fed('mtp')),
-  ('eagle', with_head('eagle'), fed('eagle')),
-  ('eagle3', with_head('eagle3'), fed('eagle3')),
-  ('eagle3_reduced', with_head('eagle3_reduced'), fed('eagle3_reduced')),
   (
     'eagle3_confidence',
     with_head('eagle3_reduced'),
@@ -76,13 +73,6 @@ PROPOSERS_UNDER_TEST = (
     'toy_head',
     toy,
     lambda model: FeatureFed(head=ToyHead(target=model), num_draft_tokens=3),
-  ),
-  (
-    'toy_heads',
-    toy,
-    lambda model: Medusa(
-      heads=ToyHeads(target=model, num_heads=4), num_draft_tokens=3
-    ),
   ),
   (
     'draft_confidence',

@@ -24,7 +24,8 @@ HUNTED_HERE = (
   'draft_law_at_another_temperature',
   'draft_rewind_off_by_one',
   'draft_stopped_by_its_own_token',
-  # (stop_id_ignored_inside_draft: conformance_test.py.)
+  # (stop_id_ignored_inside_draft: conformance_test.py; heads that are fed wrong:
+  # proposers/feature_fed_test.py.)
 )
 
 
@@ -57,6 +58,10 @@ class MutantsTest(parameterized.TestCase):
         'draft_rewind_off_by_one',
         'stop_id_ignored_inside_draft',
         'block_noise_keyed_by_position',
+        'head_rewind_off_by_one',
+        'head_fed_wrong_stale',
+        'head_fed_wrong_token',
+        'reduced_vocabulary_reported_as_full',
       },
     )
 
@@ -123,6 +128,9 @@ class CertificateTest(parameterized.TestCase):
         (p.proposer, p.decoder.verify.name, p.decoder.target.window)
         for p in found
       }
+      for name, rules in certified.HEADS:
+        for rule in rules if quick else chain.RULES:
+          self.assertIn((name, rule, None), combinations)
       for proposer in ('none', 'draft', 'ngram'):
         for rule in chain.RULES:
           self.assertIn((proposer, rule, None), combinations)
