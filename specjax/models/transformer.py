@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from specjax import sharding
 from specjax.kernels import products as kernels
 from specjax.models import (
-  attention,
   base,
+  block,
   layers,
   quantize,
   rope,
@@ -407,7 +407,8 @@ class Transformer:
     ks, vs = [], []
     for i, layer_params in enumerate(params['layers']):
       own = Memory(cache.k[i], cache.v[i], visible[self.windows[i]], num_used)
-      attn_BTD, own = self._attention(
+      attn_BTD, own = block.attend(
+        self,
         layer_params,
         x_BTD,
         own,
@@ -417,7 +418,7 @@ class Transformer:
         side_BTX,
       )
       x_BTD = self._pin(x_BTD + attn_BTD, 'batch')
-      ffn_BTD = self._feed_forward(layer_params, x_BTD)
+      ffn_BTD = block.feed_forward(self, layer_params, x_BTD)
       x_BTD = self._pin(x_BTD + ffn_BTD, 'batch')
       ks.append(own.k)
       vs.append(own.v)
@@ -435,85 +436,9 @@ class Transformer:
       x_BTD = x_BTD * jnp.asarray(self.embed_scale, x_BTD.dtype)
     return self._pin(x_BTD, 'batch')
 
-  def _norm(self, params, name: str, x: Array) -> Array:
-    return layers.rms_norm(
-      x, params[name], self.norm_eps, is_local=self.placement is None
-    )
-
-  def _dense(self, params, name: str, x_BTI: Array, dtype=None) -> Array:
-    return layers.dense(
-      x_BTI,
-      params[name],
-      params.get(f'{name}_bias'),
-      dtype=dtype,
-      is_local=self.placement is None,
-    )
-
-  def _attention(
-    self,
-    params,
-    x_BTD: Array,
-    own: Memory,
-    slot_BT: Array,
-    angles,
-    past,
-    side_BTX: Array | None,
-  ) -> tuple[Array, Memory]:
-    """The block's first half: what it adds, and the memory with its entries."""
-    b, t, _ = x_BTD.shape
-    if self.input_norm:
-      x_BTD = self._norm(params, 'attn_norm', x_BTD)
-    if self.side_dim:
-      x_BTD = jnp.concatenate([side_BTX, x_BTD], axis=-1)
-
-    if self.is_fused:
-      h, g, c = self.num_heads, self.num_kv_heads, self.head_dim
-      qkv_BTO = self._dense(params, 'qkv', x_BTD)
-      qkv = jnp.split(qkv_BTO, (h * c, (h + g) * c), axis=-1)
-    else:
-      qkv = [self._dense(params, name, x_BTD) for name in 'qkv']
-    q_BTHC, k_BTGC, v_BTGC = (
-      self._pin(y.reshape(b, t, -1, self.head_dim), 'batch', None, axis)
-      for y, axis in zip(qkv, ('heads', 'kv_heads', 'kv_heads'))
-    )
-    if self.qk_norm:
-      q_BTHC = self._norm(params, 'q_norm', q_BTHC)
-      k_BTGC = self._norm(params, 'k_norm', k_BTGC)
-    q_BTHC, k_BTGC = rope.rotate(q_BTHC, *angles), rope.rotate(k_BTGC, *angles)
-    own = own._replace(
-      k=slots.write(own.k, k_BTGC.transpose(0, 2, 1, 3), slot_BT),
-      v=slots.write(own.v, v_BTGC.transpose(0, 2, 1, 3), slot_BT),
-    )
-    y = attention.attend(
-      q_BTHC, (*past, own), self.score_scale, by_block=self.placement is None
-    )
-    y_BTD = self._dense(params, 'o', y)
-    if self.post_norms:
-      y_BTD = self._norm(params, 'post_attn_norm', y_BTD)
-    return y_BTD, own
-
-  def _feed_forward(self, params, x_BTD: Array) -> Array:
-    """The block's second half: what it adds."""
-    x_BTD = self._norm(params, 'ffn_norm', x_BTD)
-    act = layers.ACTIVATIONS[self.activation]
-    if self.is_fused:
-      both_BTF = self._dense(params, 'gate_up', x_BTD, dtype=jnp.float32)
-      gate_BTF, up_BTF = jnp.split(both_BTF, 2, axis=-1)
-    else:
-      gate_BTF, up_BTF = (
-        self._dense(params, name, x_BTD, dtype=jnp.float32)
-        for name in ('gate', 'up')
-      )
-    y_BTF = (act(gate_BTF) * up_BTF).astype(x_BTD.dtype)
-    y_BTF = self._pin(y_BTF, 'batch', None, 'ffn')
-    y_BTD = self._dense(params, 'down', y_BTF)
-    if self.post_norms:
-      y_BTD = self._norm(params, 'post_ffn_norm', y_BTD)
-    return y_BTD
-
   def final_norm(self, params: Params, last_BTD: Array) -> Array:
     """The last norm, for heads that read the hidden after it."""
-    return self._norm(params, 'final_norm', last_BTD)
+    return block.norm(self, params, 'final_norm', last_BTD)
 
   def unembed(self, params: Params, last_BTD: Array) -> Array:
     """float32 logits [B, T, vocab_size]; includes the final norm."""
@@ -522,7 +447,7 @@ class Transformer:
   def logits(self, params: Params, normed_BTD: Array) -> Array:
     """`unembed` of what has been through the final norm."""
     head = 'embed' if self.tied else 'head'
-    logits_BTV = self._dense(params, head, normed_BTD, dtype=jnp.float32)
+    logits_BTV = block.dense(self, params, head, normed_BTD, dtype=jnp.float32)
     # Rows beyond the true ids exist to round the size; they name no token.
     logits_BTV = logits_BTV[:, :, : self.vocab_size]
     if self.logit_softcap is not None:

@@ -24,7 +24,7 @@ HUNTED_HERE = (
   'draft_law_at_another_temperature',
   'draft_rewind_off_by_one',
   'draft_stopped_by_its_own_token',
-  # (stop_id_ignored_inside_draft: conformance_test.py; heads that are fed wrong:
+  # (stop_id_ignored_inside_draft: conformance_test.py; heads fed wrong:
   # proposers/feature_fed_test.py.)
 )
 
