@@ -12,6 +12,8 @@ import tests.setup_jax  # noqa: F401
 from specjax import decode, mesh, testing
 from specjax import sampling as sampling_lib
 from specjax import state as states
+from specjax.models import quantize
+from specjax.models.heads import build
 from specjax.models.heads.toy import ToyHead
 from specjax.models.transformer import Transformer
 from specjax.proposers.base import Nothing, TargetView
@@ -222,6 +224,33 @@ class ExactTest(parameterized.TestCase):
     total = sum(len(got.tokens(b)) for b in range(len(ROWS)))
     num_steps = int(np.sum(got.state.num_steps_B))
     self.assertBetween(num_steps, total / (K + 1) + 1, 0.9 * total)
+
+  def test_capturing_layers_changes_no_bit_of_the_target(self):
+    """In int8, where sums are exact: text and log-probabilities are equal."""
+    target = dataclasses.replace(target_of(), dtype='bfloat16', quantize='int8')
+    params = quantize.quantize_params(tiny.params_of(target_of()))
+    declared = jax.tree.map(lambda spec: spec.dtype, target.param_specs())
+    params = jax.tree.map(lambda x, d: x.astype(d), params, declared)
+    head = build.build('eagle3', target, 'bfloat16', num_ids=8)
+    head_params = head.init(jax.random.key(0))
+    got, plain = (
+      toy_loops.generate(
+        make_decoder(target, proposer),
+        {'target': params, 'proposer': own},
+        ROWS,
+        size=len(ROWS),
+        full=True,
+      )
+      for proposer, own in (
+        (FeatureFed(head=head, num_draft_tokens=K), head_params),
+        (Nothing(), ()),
+      )
+    )
+    for b in range(len(ROWS)):
+      self.assertEqual(got.tokens(b), plain.tokens(b))
+      np.testing.assert_array_equal(
+        got.emitted(b, 'logprob_BL'), plain.emitted(b, 'logprob_BL')
+      )
 
   def test_the_law_is_that_of_the_target(self):
     target = tiny_heads.target_of(vocab_size=4)
