@@ -52,14 +52,11 @@ def accepted(rule: str, p, q, size: int, k: int) -> float:
 def _table(quick: bool) -> list[record.Finding]:
   found = []
   for name, columns in TABLE.items():
-    p, q = toys.PAIRS[name]
+    p, q = toys.path_laws(name)
+    size = len(p(()))
     lengths = range(1, 3 if quick else len(columns[0]) + 1)
-    law_p, law_q = (lambda _: p), (lambda _: q)
-    got = [
-      [accepted(rule, law_p, law_q, len(p), k) for k in lengths]
-      for rule in RULES
-    ]
-    got.append([rules.ideal_accepted(law_p, law_q, len(p), k) for k in lengths])
+    got = [[accepted(rule, p, q, size, k) for k in lengths] for rule in RULES]
+    got.append([rules.ideal_accepted(p, q, size, k) for k in lengths])
     for what, column, values in zip(('token', 'block', 'ideal'), columns, got):
       found.append(
         record.close(

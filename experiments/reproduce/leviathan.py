@@ -287,11 +287,10 @@ def _loop(quick: bool) -> list[record.Finding]:
   """What the rule and the loop of the library do."""
   expected, got = [], []
   for name, values in CHAINS.items():
-    p, q = toys.PAIRS[name]
+    p, q = toys.path_laws(name)
+    size = len(p(()))
     for k, value in enumerate(values[: 2 if quick else None], 1):
-      law = rules.enumerate_rule(
-        'rejection', lambda _: p, lambda _: q, len(p), k
-      )
+      law = rules.enumerate_rule('rejection', p, q, size, k)
       expected.append(value)
       got.append(law.expected_accepted)
   found = [

@@ -9,7 +9,7 @@ from specjax import state as states
 from specjax.decode import Decoder
 from specjax.proposers.draft_model import DraftModel
 from specjax.sampling import SamplingOptions
-from specjax.testing import loops
+from specjax.testing import loops, rules
 from specjax.verify import chain
 
 # Target p and draft q of single positions; BV is the example of Sun et al.
@@ -24,6 +24,12 @@ PAIRS = {
 def overlap(p: Sequence[float], q: Sequence[float]) -> float:
   """alpha = sum min(p, q)."""
   return float(np.minimum(p, q).sum())
+
+
+def path_laws(name: str) -> tuple[rules.PathLaw, rules.PathLaw]:
+  """A pair's p and q as laws that do not look at the path."""
+  p, q = PAIRS[name]
+  return (lambda path: p), (lambda path: q)
 
 
 def pair_program(
