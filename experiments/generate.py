@@ -23,7 +23,9 @@ from experiments import (
   lengths,
   processes,
   prompts,
+  recording,
   trace,
+  trace_file,
 )
 from experiments.run_config import FLAG_GROUPS, RunConfig, config_from_flags
 from specjax import chat, generation, mesh, metrics
@@ -161,6 +163,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
     if config.is_first:
       print(costs, file=sys.stderr)
   shown = _Shown(config, target, out)
+  recorder = recording.Recorder(config.batch_size) if config.record else None
   for turn in range(max(len(talk.turns) for talk in talks)):
     speaking = [talk for talk in talks if turn < len(talk.turns)]
     requests = [talk.ask(turn) for talk in speaking]
@@ -175,7 +178,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
         # The answers so far have filled the buffer: this talk ends here, and
         # nothing that was generated is lost.
         speaking.pop(i).end(unanswered(requests.pop(i), decoder.num_rows - 1))
-    stages = _Stages(config, len(requests))
+    stages = _Stages(config, len(requests), recorder)
     answers = generation.generate(
       decoder,
       params,
@@ -183,16 +186,43 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
       target.tokenizer,
       batch_size=config.batch_size,
       on_text=shown.on_text if config.stream else None,
-      on_step=shown.on_step if config.trace else None,
+      on_step=_all_of(
+        shown.on_step if config.trace else None,
+        recorder.on_step if recorder else None,
+      ),
       on_batch=stages.decoding,
     )
     with stages:
       for talk, result in zip(speaking, answers):
         talk.hear(result)
+        if recorder:
+          recorder.results.append(result)
         stages.pause()
         shown.result(result)
   results = [result for talk in talks for result in talk.results]
-  return _report(config, decoder, results, seconds_load, costs)
+  report = _report(config, decoder, results, seconds_load, costs)
+  if recorder:
+    with common.Progress('reading the texts again with both models'):
+      recorded = recorder.finish(
+        decoder,
+        params,
+        config.record_top,
+        report['config'],
+        report['environment'],
+      )
+    trace_file.save(config.record, recorded)
+  return report
+
+
+def _all_of(*calls: generation.OnStep | None) -> generation.OnStep | None:
+  """One call that makes all of them; None if there are none."""
+  calls = [call for call in calls if call is not None]
+
+  def call_all(info):
+    for call in calls:
+      call(info)
+
+  return call_all if calls else None
 
 
 def _warn_of_short_draft(draft: DraftModel, max_length: int):
@@ -216,7 +246,13 @@ class _Stages:
   While text or a trace appears on stdout the line is silent.
   """
 
-  def __init__(self, config: RunConfig, num_requests: int):
+  def __init__(
+    self,
+    config: RunConfig,
+    num_requests: int,
+    recorder: recording.Recorder | None,
+  ):
+    self._recorder = recorder
     self._is_silent = config.stream or config.trace
     self._num_batches = -(-num_requests // config.batch_size)
     self._line = contextlib.ExitStack()
@@ -230,6 +266,8 @@ class _Stages:
 
   def decoding(self, batch: int):
     self._line.close()
+    if self._recorder:
+      self._recorder.on_batch(batch)
     if not self._is_silent:
       what = f'decoding batch {batch + 1} of {self._num_batches}'
       self._line.enter_context(common.Progress(what))

@@ -4,7 +4,7 @@ import dataclasses
 
 from absl import flags
 
-from experiments import common, conversions, lengths, processes
+from experiments import common, conversions, lengths, processes, recording
 from specjax import noise, requests
 from specjax.mesh import (
   FULLY_SHARDED,
@@ -250,6 +250,19 @@ def define_output_flags(values: flags.FlagValues):
     'on a terminal.',
   )
   string('json_out', None, 'Write configuration and results to this file.')
+  string(
+    'record',
+    None,
+    'Write every step, and the laws of target and draft at every token, to '
+    'this file (.npz) for experiments/replay.py. The loop returns to the host '
+    'after every step.',
+  )
+  flags.DEFINE_integer(
+    'record_top',
+    256,
+    'Ids per recorded law, the others as one tail; 0 records all ids.',
+    flag_values=values,
+  )
 
 
 FLAG_GROUPS = (
@@ -318,6 +331,8 @@ class RunConfig:
   stream: bool = False
   trace: bool = False
   json_out: str | None = None
+  record: str | None = None
+  record_top: int = 256
   coordinator: str | None = None
   num_processes: int | None = None
   process_id: int | None = None
@@ -372,6 +387,10 @@ class RunConfig:
       conversions.check_cache_dir(self.cache_dir)
     if self.json_out is not None and self.is_first:
       common.check_writable(self.json_out)
+    if self.record is not None:
+      recording.check(
+        self.record, self.record_top, self.proposer, self.num_processes
+      )
 
   def _check_meshes(self):
     shapes = self.mesh_shapes()

@@ -18,7 +18,7 @@ from absl import flags
 
 from experiments import common
 
-RESULTS = pathlib.Path(__file__).parent / 'results'
+STORED = pathlib.Path(__file__).parent / 'stored'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 r"""Writes experiments/README.md from the stored results of all reproductions.
 
   python experiments/reproduce/leviathan.py \
-    --json_out=experiments/reproduce/results/leviathan.json
+    --json_out=experiments/reproduce/stored/leviathan.json
   python experiments/reproduce/table.py
 """
 
@@ -31,7 +31,7 @@ NAMES = (
 _HEAD = """# Experiments
 
 Scripts; `--help` lists the flags of each. The results below are stored in
-`reproduce/results/`, and this file is written from them by
+`reproduce/stored/`, and this file is written from them by
 `python experiments/reproduce/table.py`; do not edit it.
 
 ## Reproduced papers
@@ -50,7 +50,7 @@ result file. With `--quick` each takes seconds.
 
 def load_result(name: str) -> dict[str, Any]:
   """The stored result of a reproduction."""
-  return json.loads((record.RESULTS / f'{name}.json').read_text())
+  return json.loads((record.STORED / f'{name}.json').read_text())
 
 
 def row(name: str, result: dict[str, Any]) -> str:
