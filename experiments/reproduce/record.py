@@ -178,7 +178,7 @@ def got_text(result: dict[str, Any]) -> str:
   asserted = [f for f in findings if f['holds'] is not None]
   num_shown = len(findings) - len(asserted)
   parts = [
-    f'{f["name"]} {number(f["got"])}' for f in findings if f['is_headline']
+    f'{f["name"]}: {number(f["got"])}' for f in findings if f['is_headline']
   ]
   parts.append(f'{sum(f["holds"] for f in asserted)} of {len(asserted)} hold')
   if num_shown:
