@@ -42,12 +42,12 @@ _SET_HERE = ('proposer', 'num_draft_tokens', 'batch_size')
 _NOT_HERE = ('stop', 'stop_ids', 'ignore_eos')
 # Flags that are of use to one proposer and refused with the others.
 _ONLY_WITH = {
-  'draft': ('draft',),
-  'draft_dtype': ('draft',),
-  'draft_quantize': ('draft',),
-  'draft_mesh': ('draft',),
+  'draft': run_config.DRAFTING,
+  'draft_dtype': run_config.DRAFTING,
+  'draft_quantize': run_config.DRAFTING,
+  'draft_mesh': run_config.DRAFTING,
   'exit_layer': ('early_exit',),
-  'stop_rule': ('draft', 'ngram', 'early_exit'),
+  'stop_rule': (*run_config.DRAFTING, 'ngram', 'early_exit'),
 }
 _MOST_REPEATS = 1000
 
@@ -277,7 +277,8 @@ def _report(
   plain = dataclasses.asdict(config.runs['none'])
   for name in (*_SET_HERE, *_NOT_HERE, 'stream', 'trace', 'logprobs'):
     plain.pop(name, None)
-  draft = config.runs.get('draft', config.runs['none'])
+  plain_run = config.runs['none']
+  draft = next((run for run in config.runs.values() if run.draft), plain_run)
   for name in ('draft', 'draft_dtype', 'draft_quantize', 'draft_mesh'):
     plain[name] = getattr(draft, name)
   rows = bench_report.rows(bench, rounds)

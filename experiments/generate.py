@@ -32,6 +32,7 @@ from specjax import chat, generation, mesh, metrics
 from specjax.decode import Decoder
 from specjax.models import load
 from specjax.models.base import LanguageModel
+from specjax.models.translated import translate
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
@@ -64,6 +65,25 @@ def make_proposer(
       cache_dtype=config.cache_dtype,
       cache_dir=config.cache_dir,
     )
+  model, params = draft.model, draft.params
+  if config.proposer == 'tli':
+    model, params = translate(
+      model,
+      params,
+      draft.tokenizer,
+      target.tokenizer,
+      target.model.vocab_size,
+    )
+  else:
+    _check_same_ids(target, draft)
+  return DraftModel(
+    model=model,
+    num_draft_tokens=config.num_draft_tokens,
+    stop=lengths.parse(config.stop_rule),
+  ), params
+
+
+def _check_same_ids(target: load.Loaded, draft: load.Loaded):
   check_same_vocabulary(target.tokenizer, draft.tokenizer)
   sizes = target.model.vocab_size, draft.model.vocab_size
   if sizes[0] != sizes[1]:
@@ -71,11 +91,6 @@ def make_proposer(
       'target and draft must have the same number of ids in their embeddings, '
       f'got {sizes[0]} and {sizes[1]}.'
     )
-  return DraftModel(
-    model=draft.model,
-    num_draft_tokens=config.num_draft_tokens,
-    stop=lengths.parse(config.stop_rule),
-  ), draft.params
 
 
 def read_rows(config: RunConfig) -> list[prompts.Conversation]:

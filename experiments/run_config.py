@@ -22,14 +22,19 @@ from specjax.verify import chain
 from specjax.verify.widths import powers_of_two
 
 DTYPES = ('float32', 'bfloat16')
-PROPOSERS = ('none', 'draft', 'ngram', 'early_exit')
+PROPOSERS = ('none', 'draft', 'tli', 'ngram', 'early_exit')
+# Those that --draft is for.
+DRAFTING = ('draft', 'tli')
 
 
 def define_model_flags(values: flags.FlagValues):
   string, enum = _definers(values)
   string('target', None, 'The model whose text is produced.')
   string(
-    'draft', None, 'A smaller model that guesses; it has the same vocabulary.'
+    'draft',
+    None,
+    'A smaller model that guesses; it has the same vocabulary, unless with '
+    '--proposer=tli.',
   )
   enum('dtype', 'bfloat16', DTYPES, 'Of weights, activations and cache.')
   enum('draft_dtype', None, DTYPES, 'Of the draft, if not as --dtype.')
@@ -91,9 +96,10 @@ def define_speculation_flags(values: flags.FlagValues):
     'proposer',
     None,
     PROPOSERS,
-    'Who guesses: the draft model, the text so far (ngram), the first layers '
-    'of the target (early_exit), or nobody, which is plain decoding. If not '
-    'given: draft with --draft, else none.',
+    'Who guesses: the draft model, a draft model with another vocabulary '
+    '(tli: it draws from the ids that both have), the text so far (ngram), the '
+    'first layers of the target (early_exit), or nobody, which is plain '
+    'decoding. If not given: draft with --draft, else none.',
   )
   flags.DEFINE_integer(
     'num_draft_tokens', 4, 'Drafts per step, 1..64.', flag_values=values
@@ -341,9 +347,9 @@ class RunConfig:
     processes.check(self.coordinator, self.num_processes, self.process_id)
     if not self.target:
       raise ValueError('--target must name a model; --help says how.')
-    if self.proposer == 'draft' and not self.draft:
-      raise ValueError('--proposer=draft needs --draft.')
-    if self.proposer != 'draft' and self.draft:
+    if self.proposer in DRAFTING and not self.draft:
+      raise ValueError(f'--proposer={self.proposer} needs --draft.')
+    if self.proposer not in DRAFTING and self.draft:
       raise ValueError(
         f'--draft is not used with --proposer={self.proposer}; drop one.'
       )
