@@ -36,7 +36,9 @@ from specjax.models.translated import translate
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
+from specjax.proposers.given import Given
 from specjax.requests import Request, Result, unanswered
+from specjax.text_drafts import TextDrafter
 from specjax.tokenizers import check_same_vocabulary
 from specjax.verify import chain
 
@@ -56,15 +58,9 @@ def make_proposer(
       num_draft_tokens=config.num_draft_tokens,
       stop=lengths.parse(config.stop_rule),
     ), ()
-  with common.Progress(f'loading draft {config.draft}'):
-    draft = conversions.load_model(
-      config.draft,
-      config.draft_dtype or config.dtype,
-      config.draft_quantize or config.quantize,
-      view,
-      cache_dtype=config.cache_dtype,
-      cache_dir=config.cache_dir,
-    )
+  if config.proposer == 'slem':
+    return Given(num_draft_tokens=config.num_draft_tokens), ()
+  draft = _load_draft(config, view)
   model, params = draft.model, draft.params
   if config.proposer == 'tli':
     model, params = translate(
@@ -81,6 +77,36 @@ def make_proposer(
     num_draft_tokens=config.num_draft_tokens,
     stop=lengths.parse(config.stop_rule),
   ), params
+
+
+def _load_draft(config: RunConfig, view: mesh.View | None) -> load.Loaded:
+  with common.Progress(f'loading draft {config.draft}'):
+    return conversions.load_model(
+      config.draft,
+      config.draft_dtype or config.dtype,
+      config.draft_quantize or config.quantize,
+      view,
+      cache_dtype=config.cache_dtype,
+      cache_dir=config.cache_dir,
+    )
+
+
+def make_drafter(
+  config: RunConfig, target: load.Loaded, max_length: int
+) -> TextDrafter | None:
+  """What drafts on the host, with --proposer=slem alone."""
+  if config.proposer != 'slem':
+    return None
+  draft = _load_draft(config, None)
+  return TextDrafter(
+    draft.model,
+    draft.params,
+    draft.tokenizer,
+    target.tokenizer,
+    config.num_draft_tokens,
+    # Its ids may cut the text finer than the target's.
+    max_length=2 * max_length,
+  )
 
 
 def _check_same_ids(target: load.Loaded, draft: load.Loaded):
@@ -166,6 +192,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
     widths=config.widths(target.model.has_independent_rows),
   )
   params = {'target': target.params, 'proposer': proposer_params}
+  drafter = make_drafter(config, target, decoder.max_length)
   if config.is_first:
     if isinstance(proposer, DraftModel):
       _warn_of_short_draft(proposer, decoder.max_length)
@@ -206,6 +233,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
         recorder.on_step if recorder else None,
       ),
       on_batch=stages.decoding,
+      drafter=drafter,
     )
     with stages:
       for talk, result in zip(speaking, answers):

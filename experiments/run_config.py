@@ -22,9 +22,9 @@ from specjax.verify import chain
 from specjax.verify.widths import powers_of_two
 
 DTYPES = ('float32', 'bfloat16')
-PROPOSERS = ('none', 'draft', 'tli', 'ngram', 'early_exit')
+PROPOSERS = ('none', 'draft', 'tli', 'slem', 'ngram', 'early_exit')
 # Those that --draft is for.
-DRAFTING = ('draft', 'tli')
+DRAFTING = ('draft', 'tli', 'slem')
 
 
 def define_model_flags(values: flags.FlagValues):
@@ -34,7 +34,7 @@ def define_model_flags(values: flags.FlagValues):
     'draft',
     None,
     'A smaller model that guesses; it has the same vocabulary, unless with '
-    '--proposer=tli.',
+    '--proposer=tli or slem.',
   )
   enum('dtype', 'bfloat16', DTYPES, 'Of weights, activations and cache.')
   enum('draft_dtype', None, DTYPES, 'Of the draft, if not as --dtype.')
@@ -97,9 +97,10 @@ def define_speculation_flags(values: flags.FlagValues):
     None,
     PROPOSERS,
     'Who guesses: the draft model, a draft model with another vocabulary '
-    '(tli: it draws from the ids that both have), the text so far (ngram), the '
-    'first layers of the target (early_exit), or nobody, which is plain '
-    'decoding. If not given: draft with --draft, else none.',
+    '(tli: it draws from the ids that both have; slem: its text is cut into '
+    "the target's ids, on the host), the text so far (ngram), the first layers "
+    'of the target (early_exit), or nobody, which is plain decoding. If not '
+    'given: draft with --draft, else none.',
   )
   flags.DEFINE_integer(
     'num_draft_tokens', 4, 'Drafts per step, 1..64.', flag_values=values
@@ -368,6 +369,8 @@ class RunConfig:
     )
     if self.proposer == 'ngram':
       self.make_ngram()
+    if self.proposer == 'slem':
+      self._check_slem()
     if self.proposer == 'early_exit' and self.exit_layer is None:
       raise ValueError('--proposer=early_exit needs --exit_layer.')
     if self.proposer != 'early_exit' and self.exit_layer is not None:
@@ -396,6 +399,13 @@ class RunConfig:
     if self.record is not None:
       recording.check(
         self.record, self.record_top, self.proposer, self.num_processes
+      )
+
+  def _check_slem(self):
+    if (self.num_processes or 1) > 1 or self.stop_rule != 'fixed':
+      raise ValueError(
+        '--proposer=slem drafts on the host: it needs --num_processes=1 and '
+        '--stop_rule=fixed.'
       )
 
   def _check_meshes(self):
