@@ -84,6 +84,14 @@ def define_benchmark_flags(values: flags.FlagValues):
   many('draft_lengths', '1,2,4,8', 'Drafts per step, each 1..64.')
   many('batch_sizes', '1', 'Rows decoded side by side.')
   flags.DEFINE_integer(
+    'accept',
+    None,
+    'Force so many drafts per step to be accepted, to measure the system apart '
+    'from its models. The text is no longer the law of the target: lossy. For '
+    '--verify=rejection or block, and a temperature above 0.',
+    flag_values=values,
+  )
+  flags.DEFINE_integer(
     'repeats', 5, 'Timed runs of every cell.', flag_values=values
   )
   flags.DEFINE_enum(
@@ -136,6 +144,7 @@ class BenchConfig:
     repeats: timed runs of each cell.
     peers: 'none' or one of `peers.PROGRAMS`.
     peers_dtype: of its weights; None: as ours.
+    accept: drafts per step that are accepted by force (lossy), or None.
     stop_rule: 'fixed', or one by which every proposer is run once more, with
       the largest draft length.
     plots: a folder, or None.
@@ -148,6 +157,7 @@ class BenchConfig:
   repeats: int
   peers: str = 'none'
   peers_dtype: str | None = None
+  accept: int | None = None
   stop_rule: str = 'fixed'
   plots: str | None = None
   json_out: str | None = None
@@ -161,6 +171,11 @@ class BenchConfig:
     if plain.max_new_tokens < 1:
       raise ValueError(
         f'max_new_tokens must be at least 1, got {plain.max_new_tokens}.'
+      )
+    if self.accept is not None and plain.options.is_greedy:
+      raise ValueError(
+        '--accept needs a temperature above 0, got '
+        f'{plain.options.temperature}.'
       )
     if self.peers_dtype is not None and self.peers == 'none':
       raise ValueError('--peers_dtype needs --peers.')
@@ -212,6 +227,7 @@ def config_from_flags(values: flags.FlagValues) -> BenchConfig:
     peers=values.peers,
     peers_dtype=values.peers_dtype,
     plots=values.plots,
+    accept=values.accept,
     stop_rule=values.stop_rule,
     json_out=values.json_out,
   )
@@ -290,6 +306,7 @@ def _report(
       'proposers': list(config.runs),
       'draft_lengths': config.draft_lengths,
       'batch_sizes': config.batch_sizes,
+      'accept': config.accept,
       'stop_rule': config.stop_rule,
       'repeats': config.repeats,
       'repeats_done': rounds.num_done,

@@ -9,6 +9,7 @@ from specjax.proposers import stopping
 from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
+from specjax.proposers.given import Given
 from specjax.proposers.ngram import NGram
 from specjax.testing import loops, mutants
 from tests.models import tiny
@@ -30,6 +31,7 @@ PROPOSERS_UNDER_TEST = (
   ('none', toy, lambda model: Nothing()),
   ('draft', toy, lambda model: DraftModel(model=model, num_draft_tokens=3)),
   ('ngram', toy, lambda model: NGram(num_draft_tokens=3)),
+  ('given', toy, lambda model: Given(num_draft_tokens=3)),
   (
     'early_exit',
     transformer,
