@@ -206,7 +206,9 @@ def prepare(config: 'BenchConfig') -> Bench:
   rows = generate.read_rows(plain)
   rule = generate.choose_rule(plain.verify, rows)
   if config.accept is not None:
-    rule = forced.Forced(rule, config.accept)
+    if not isinstance(rule, chain.Rejection):
+      raise ValueError(f'--accept needs --verify=rejection, got {rule.name}.')
+    rule = forced.Forced(config.accept)
   with common.Progress(f'loading target {plain.target}'):
     target = conversions.load_model(
       plain.target,

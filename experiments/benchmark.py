@@ -87,8 +87,8 @@ def define_benchmark_flags(values: flags.FlagValues):
     'accept',
     None,
     'Force so many drafts per step to be accepted, to measure the system apart '
-    'from its models. The text is no longer the law of the target: lossy. For '
-    '--verify=rejection or block, and a temperature above 0.',
+    'from its models: lossy, for the text has the law of the drafts. With '
+    '--verify=rejection and a temperature above 0.',
     flag_values=values,
   )
   flags.DEFINE_integer(

@@ -142,10 +142,10 @@ class TextDrafterTest(parameterized.TestCase):
     params = model.init(jax.random.key(4))
     drafter = TextDrafter(model, params, DRAFT, TARGET, K, max_length=8)
     drafter.begin(2)
-    offer = drafter.offer([[0] * 9, [0, 1]], [False, False])
+    offer = drafter.offer([[4] * 9, [0, 1]], [False, False])
     self.assertEqual(offer.num_draft_B.tolist()[0], 0)
     self.assertGreater(offer.num_draft_B.tolist()[1], 0)
-    offer = drafter.offer([[0] * 9, [0, 1]], [True, True])
+    offer = drafter.offer([[4] * 9, [0, 1]], [True, True])
     self.assertEqual(offer.num_draft_B.tolist(), [0, 0])
 
 

@@ -95,7 +95,8 @@ class Scripted:
   costs what it costs; its laws are reported, and no more than that.
 
   Lossless for `Greedy` and `Coupled`, which do not look at the reported laws.
-  `Rejection` and `Block` must not be used with it; see `verify.forced`.
+  `Rejection` and `Block` must not be used with it; `verify.forced` is for the
+  former.
 
   Attributes:
     proposer: works for each step; its parameters are

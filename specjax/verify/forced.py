@@ -10,40 +10,30 @@ from specjax.verify import chain
 
 @dataclasses.dataclass(frozen=True)
 class Forced:
-  """A rule with scripted uniforms: as many drafts as asked for are accepted.
+  """`Rejection` with scripted uniforms: so many drafts are accepted.
 
-    u_i = 0 for i < num_accepted, else 1
+    u_i = 0 for i < num_accepted, else 2
 
   A draft that the target could never emit is still rejected. At temperature 0
   a batch is decided greedily, and nothing is forced.
 
   Lossy: the text has the law of whatever drafts were accepted. `num_accepted`
-  controls it; with 0 drafts the text is the target's.
+  controls it; without drafts the text is the target's.
 
   Attributes:
-    rule: `chain.Rejection` or `chain.Block`, whose uniforms are scripted.
     num_accepted: per step, at least 0.
   """
 
-  rule: chain.Rule
   num_accepted: int
+  draft_purpose = chain.Rejection.draft_purpose
 
   def __post_init__(self):
-    if not isinstance(self.rule, (chain.Rejection, chain.Block)):
-      raise ValueError(
-        'only rejection and block accept by uniforms, got '
-        f'{self.rule.name}; proposers.given.Scripted serves the others.'
-      )
     if self.num_accepted < 0:
       raise ValueError(f'num_accepted must be >= 0, got {self.num_accepted}.')
 
   @property
   def name(self) -> str:
-    return f'{self.rule.name}, {self.num_accepted} accepted (lossy)'
-
-  @property
-  def draft_purpose(self) -> int:
-    return self.rule.draft_purpose
+    return f'rejection, {self.num_accepted} accepted (lossy)'
 
   def __call__(
     self,
@@ -54,8 +44,8 @@ class Forced:
     target_log_weights_NV: Array,
   ) -> chain.Verdict:
     index_K = jnp.arange(draft_K.shape[0])
-    accept_K = jnp.where(index_K < self.num_accepted, 0.0, 1.0)
-    return self.rule(
+    accept_K = jnp.where(index_K < self.num_accepted, 0.0, 2.0)
+    return chain.Rejection()(
       noise._replace(accept_K=accept_K),
       draft_K,
       draft_log_weights_KV,

@@ -120,7 +120,7 @@ class KnownLawTest(parameterized.TestCase):
     ('rejection', 1), ('rejection', 3), ('block', 2), ('block', 3)
   )
   def test_a_replay_accepts_what_the_rule_does(self, verify, k):
-    trace = table_trace(self.P, self.Q, 200, 60)
+    trace = table_trace(self.P, self.Q, 60, 300)
     found = replay.replay(
       trace,
       replay.Cell(num_draft_tokens=k, verify=verify),
@@ -131,9 +131,9 @@ class KnownLawTest(parameterized.TestCase):
     law = rules.enumerate_rule(
       verify, lambda _: self.P, lambda _: self.Q, len(self.P), k
     )
-    # The last steps of a text are shorter; 60 tokens make that small.
+    # The last steps of a text are shorter; 300 tokens make that small.
     value, low, high = found.figures['block_efficiency']
-    self.assertAlmostEqual(value, 1 + law.expected_accepted, delta=0.03)
+    self.assertAlmostEqual(value, 1 + law.expected_accepted, delta=0.04)
     self.assertBetween(value, low, high)
     self.assertLess(high - low, 0.2)
     alpha = float(np.minimum(self.P, self.Q).sum())
