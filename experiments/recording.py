@@ -29,15 +29,17 @@ from specjax.shapes import Array, Params
 from specjax.state import ACCEPTED, BONUS, CORRECTION, StepInfo
 from specjax.tokenizers import pad_batch
 
+# Language models over the target's ids.
+_RECORDED = ('draft', 'tli', 'early_exit')
 _CHUNK = 16  # Rows of a pass: two laws over the vocabulary for each.
 
 
 def check(path: str, top: int, proposer: str, num_processes: int | None):
   """Raises ValueError unless such a run can be recorded."""
-  if proposer not in ('draft', 'early_exit'):
+  if proposer not in _RECORDED:
     raise ValueError(
-      '--record needs a draft with laws, --proposer=draft or early_exit, got '
-      f'--proposer={proposer}.'
+      f'--record needs a draft with laws, --proposer={" or ".join(_RECORDED)}, '
+      f'got --proposer={proposer}.'
     )
   if (num_processes or 1) > 1:
     raise ValueError(f'--record needs one process, got {num_processes}.')

@@ -20,13 +20,16 @@ from specjax.generation import generate
 from specjax.models.base import LanguageModel
 from specjax.models.load import Loaded, load
 from specjax.models.transformer import Transformer
+from specjax.models.translated import Translated, translate
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
+from specjax.proposers.given import Given
 from specjax.proposers.ngram import NGram
 from specjax.requests import Request, Result
 from specjax.sampling import SamplingOptions
 from specjax.state import DecodeState, StepInfo
+from specjax.text_drafts import TextDrafter
 from specjax.tokenizers import (
   ByteTokenizer,
   Tokenizer,
@@ -44,6 +47,7 @@ __all__ = (
   'Decoder',
   'DraftModel',
   'EarlyExit',
+  'Given',
   'Greedy',
   'LanguageModel',
   'Loaded',
@@ -56,10 +60,13 @@ __all__ = (
   'Rule',
   'SamplingOptions',
   'StepInfo',
+  'TextDrafter',
   'Tokenizer',
   'Transformer',
+  'Translated',
   '__version__',
   'check_same_vocabulary',
   'generate',
   'load',
+  'translate',
 )

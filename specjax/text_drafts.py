@@ -84,8 +84,7 @@ class TextDrafter:
     draft_BK = np.zeros((len(rows), k), np.int32)
     num_draft_B = np.zeros(len(rows), np.int32)
     texts = [
-      None if done else _text(self._target, row)
-      for row, done in zip(rows, is_done)
+      None if done else self._text(row) for row, done in zip(rows, is_done)
     ]
     own = [
       [] if text is None else self._own.encode(text, add_special=True)
@@ -102,6 +101,17 @@ class TextDrafter:
         draft_BK[row, : len(drafts)] = drafts
         num_draft_B[row] = len(drafts)
     return Offer(jnp.asarray(draft_BK), jnp.asarray(num_draft_B))
+
+  def _text(self, row: Sequence[int]) -> str | None:
+    """The text of a row; None if it ends inside a character.
+
+    Without the id that begins it: the draft's tokenizer adds one of its own.
+    """
+    start = int(row[0] == self._target.bos_id)
+    try:
+      return _bytes(self._target, row[start:]).decode('utf-8')
+    except UnicodeDecodeError:
+      return None
 
   def _go_on(self, own: list[list[int]]) -> np.ndarray:
     """K own ids behind each row's; the cache keeps what it has of them."""
@@ -136,6 +146,10 @@ def cut_behind(target: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
 
   The last ids are cut again with it. If a cut falls on their end, what stands
   behind is the answer; else the text is cut by itself.
+
+  >>> from specjax.tokenizers import ByteTokenizer
+  >>> cut_behind(ByteTokenizer(), list(b'ab'), 'c')
+  [99]
   """
   old = _bytes(target, ids[-_LOOK_BEHIND:])
   try:
@@ -152,14 +166,6 @@ def cut_behind(target: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
 
 def _bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
   return b''.join(map(tokenizer.token_bytes, ids))
-
-
-def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
-  """The text of some ids; None if it ends inside a character."""
-  try:
-    return _bytes(tokenizer, ids).decode('utf-8')
-  except UnicodeDecodeError:
-    return None
 
 
 def _before_end(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ class Pieces:
   """A tokenizer of a list of pieces that always takes the longest."""
 
   pieces: tuple[str, ...]
-  eos_id = None
+  bos_id = eos_id = None
 
   @property
   def vocab_size(self):

@@ -329,6 +329,12 @@ def make_tables(
 
   Raises:
     ValueError: no id of the target is in the draft.
+
+  >>> from specjax.tokenizers import ByteTokenizer
+  >>> same = make_tables(ByteTokenizer(), ByteTokenizer(), vocab_size=258,
+  ...                    draft_vocab_size=257, max_ids=2)
+  >>> same['to_draft'][255:].tolist()
+  [255, 256, -1]
   """
   own = {}
   for i in range(min(draft.vocab_size, draft_vocab_size)):

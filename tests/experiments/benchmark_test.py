@@ -279,6 +279,11 @@ class BadInputTest(parameterized.TestCase):
     (('--proposers=ngram', '--draft=demo:draft'), '--draft needs draft among'),
     (('--proposers=early_exit',), 'needs --exit_layer'),
     (('--verify=greedy', '--temperature=1'), '--verify=greedy needs temper'),
+    (('--accept=1',), '--accept needs a temperature above 0, got 0'),
+    (
+      ('--accept=1', '--temperature=1', '--verify=block'),
+      '--accept needs --verify=rejection, got block',
+    ),
     (('--max_length=8',), 'at most 8 together [(]max_length[)], got 1[23]'),
     (('--stop=x',), 'unknown flag --stop'),
     (('--batch_size=2',), 'unknown flag --batch_size'),
