@@ -32,9 +32,9 @@ class TextDrafter:
   The draft goes on greedily.
 
   Lossless with every rule (one-hot drafts).
-  Source: Timor et al., arXiv:2502.05202, Algorithm 2 (SLEM). Deviation: the
-    draft is greedy at every temperature; where the old and the new cut do not
-    meet at the end of the committed text, the new text is cut by itself.
+  Source: Timor et al., arXiv:2502.05202 (SLEM). Deviation: the draft is greedy
+    at every temperature; where the old and the new cut do not meet at the end
+    of the committed text, the new text is cut by itself.
 
   Attributes:
     num_draft_tokens: K, drafts in the target's ids; K own ids are drafted.

@@ -59,8 +59,7 @@ class Translated:
 
   Lossless as a draft: proposals are drawn from the law that is reported.
   Source: Timor et al., Accelerating LLM Inference with Lossless Speculative
-    Decoding Algorithms for Heterogeneous Vocabularies, arXiv:2502.05202,
-    Algorithm 4 (TLI).
+    Decoding Algorithms for Heterogeneous Vocabularies, arXiv:2502.05202 (TLI).
 
   Attributes:
     model: the draft, with a vocabulary of its own.

@@ -128,7 +128,7 @@ class LawsTest(parameterized.TestCase):
     )
 
   def test_never_worse_than_drafting_what_the_target_lacks(self):
-    """Timor et al., section 4: p on a b c d, q on a b e."""
+    """p on a b c d, q on a b e: 0.7 are accepted, of q itself 0.5."""
     p = np.array([0.5, 0.2, 0.2, 0.1])
     q = np.array([0.3, 0.3, 0.4])
     found = tables(Words('a', 'b', 'c', 'd'), Words('a', 'b', 'e'))
