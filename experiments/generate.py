@@ -20,6 +20,7 @@ from absl import flags
 from experiments import (
   common,
   conversions,
+  drafts,
   lengths,
   processes,
   prompts,
@@ -32,14 +33,11 @@ from specjax import chat, generation, mesh, metrics
 from specjax.decode import Decoder
 from specjax.models import load
 from specjax.models.base import LanguageModel
-from specjax.models.translated import translate
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
 from specjax.proposers.given import Given
 from specjax.requests import Request, Result, unanswered
-from specjax.text_drafts import TextDrafter
-from specjax.tokenizers import check_same_vocabulary
 from specjax.verify import chain
 
 
@@ -60,63 +58,15 @@ def make_proposer(
     ), ()
   if config.proposer == 'slem':
     return Given(num_draft_tokens=config.num_draft_tokens), ()
-  draft = _load_draft(config, view)
-  model, params = draft.model, draft.params
+  draft = drafts.load_draft(config, view)
   if config.proposer == 'tli':
-    model, params = translate(
-      model,
-      params,
-      draft.tokenizer,
-      target.tokenizer,
-      target.model.vocab_size,
-    )
-  else:
-    _check_same_ids(target, draft)
+    draft = drafts.translated(draft, target)
+  drafts.check_same_ids(target, draft)
   return DraftModel(
-    model=model,
+    model=draft.model,
     num_draft_tokens=config.num_draft_tokens,
     stop=lengths.parse(config.stop_rule),
-  ), params
-
-
-def _load_draft(config: RunConfig, view: mesh.View | None) -> load.Loaded:
-  with common.Progress(f'loading draft {config.draft}'):
-    return conversions.load_model(
-      config.draft,
-      config.draft_dtype or config.dtype,
-      config.draft_quantize or config.quantize,
-      view,
-      cache_dtype=config.cache_dtype,
-      cache_dir=config.cache_dir,
-    )
-
-
-def make_drafter(
-  config: RunConfig, target: load.Loaded, max_length: int
-) -> TextDrafter | None:
-  """What drafts on the host, with --proposer=slem alone."""
-  if config.proposer != 'slem':
-    return None
-  draft = _load_draft(config, None)
-  return TextDrafter(
-    draft.model,
-    draft.params,
-    draft.tokenizer,
-    target.tokenizer,
-    config.num_draft_tokens,
-    # Its ids may cut the text finer than the target's.
-    max_length=2 * max_length,
-  )
-
-
-def _check_same_ids(target: load.Loaded, draft: load.Loaded):
-  check_same_vocabulary(target.tokenizer, draft.tokenizer)
-  sizes = target.model.vocab_size, draft.model.vocab_size
-  if sizes[0] != sizes[1]:
-    raise ValueError(
-      'target and draft must have the same number of ids in their embeddings, '
-      f'got {sizes[0]} and {sizes[1]}.'
-    )
+  ), draft.params
 
 
 def read_rows(config: RunConfig) -> list[prompts.Conversation]:
@@ -192,7 +142,9 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
     widths=config.widths(target.model.has_independent_rows),
   )
   params = {'target': target.params, 'proposer': proposer_params}
-  drafter = make_drafter(config, target, decoder.max_length)
+  drafter = None
+  if config.proposer == 'slem':
+    drafter = drafts.text_drafter(config, target, decoder.max_length)
   if config.is_first:
     if isinstance(proposer, DraftModel):
       _warn_of_short_draft(proposer, decoder.max_length)
