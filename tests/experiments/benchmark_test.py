@@ -221,6 +221,23 @@ class BenchmarkTest(absltest.TestCase):
       },
     )
 
+  def test_forced_acceptance(self):
+    report, out = self.read(
+      *PAIR,
+      '--prompt=class A',
+      '--max_new_tokens=12',
+      '--temperature=1',
+      '--draft_lengths=3',
+      '--repeats=1',
+      '--proposers=draft',
+      '--accept=1',
+    )
+    # Six steps of an accepted draft and a token of the target's own.
+    self.assertEqual(report['rows'][-1]['block_efficiency'], 2.0)
+    self.assertEqual(report['config']['accept'], 1)
+    self.assertIn('lossy', report['config']['verify'])
+    self.assertIn('lossy', out)
+
   def test_plots(self):
     if importlib.util.find_spec('matplotlib') is None:
       self.skipTest('matplotlib is not installed')
