@@ -25,6 +25,7 @@ vocab_size, num_draft_tokens, verify, and the options of every request.
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import zipfile
@@ -118,18 +119,17 @@ def load(path: str) -> TraceFile:
   """
   try:
     with zipfile.ZipFile(path) as archive:
-      total = sum(member.file_size for member in archive.infolist())
-    if total > _MOST_BYTES:
-      raise ValueError(
-        f'{path} holds {total} bytes of arrays; at most {_MOST_BYTES} are read.'
-      )
-    with np.load(path, allow_pickle=False) as data:
-      arrays = {name: data[name] for name in data.files}
-    about = json.loads(arrays.pop('about').tobytes())
-  except (zipfile.BadZipFile, KeyError, UnicodeDecodeError) as error:
+      total = sum(_num_bytes(archive, name) for name in archive.namelist())
+    if total <= _MOST_BYTES:
+      with np.load(path, allow_pickle=False) as data:
+        arrays = {name: data[name] for name in data.files}
+      about = json.loads(arrays.pop('about').tobytes())
+  except (zipfile.BadZipFile, KeyError, ValueError) as error:
     raise ValueError(f'{path} is no trace: {error}.') from None
-  except json.JSONDecodeError as error:
-    raise ValueError(f'{path} is no trace: {error}.') from None
+  if total > _MOST_BYTES:
+    raise ValueError(
+      f'{path} holds {total} bytes of arrays; at most {_MOST_BYTES} are read.'
+    )
   version = about.get('version') if isinstance(about, dict) else None
   if version != VERSION:
     raise ValueError(
@@ -137,6 +137,28 @@ def load(path: str) -> TraceFile:
     )
   _check(path, about, arrays)
   return TraceFile(about=about, arrays=arrays)
+
+
+def _num_bytes(archive: zipfile.ZipFile, name: str) -> int:
+  """What an array takes, by its own header; no more than the file has.
+
+  Raises:
+    ValueError: its header says more than there is, or is no header.
+  """
+  header = np.lib.format
+  with archive.open(name) as file:
+    version = header.read_magic(file)
+    read = {
+      (1, 0): header.read_array_header_1_0,
+      (2, 0): header.read_array_header_2_0,
+    }
+    if version not in read:
+      raise ValueError(f'{name} has format {version}')
+    shape, _, dtype = read[version](file)
+  size = math.prod(shape) * dtype.itemsize
+  if size > archive.getinfo(name).file_size:
+    raise ValueError(f'{name} is shorter than its header says')
+  return size
 
 
 def _check(path: str, about: dict[str, Any], arrays: dict[str, np.ndarray]):

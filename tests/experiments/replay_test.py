@@ -7,6 +7,7 @@ import io
 import json
 import pathlib
 import tempfile
+import zipfile
 from unittest import mock
 
 import numpy as np
@@ -432,6 +433,15 @@ class BadInputTest(parameterized.TestCase):
       trace_file.save(self.path, wrong)
       with self.assertRaisesRegex(ValueError, message):
         trace_file.load(self.path)
+    with zipfile.ZipFile(self.path, 'w') as archive:
+      header = io.BytesIO()
+      np.lib.format.write_array_header_1_0(
+        header,
+        {'descr': '<f8', 'fortran_order': False, 'shape': (10**12,)},
+      )
+      archive.writestr('token.npy', header.getvalue())
+    with self.assertRaisesRegex(ValueError, 'shorter than its header says'):
+      trace_file.load(self.path)
     for data, message in (
       (b'nothing', 'is no trace'),
       (whole[: len(whole) // 2], 'is no trace'),
