@@ -12,7 +12,7 @@ Expected: fixed < threshold <= optimum < oracle; in every state the optimum
           drafts on while the probability that all are accepted is above a
           level; with one acceptance rate the threshold gains nothing and the
           oracle what Leviathan et al. say.
-Got:      c = 0.05: speed by fixed K, threshold, optimum, oracle 3.033 3.443
+Got:      c = 0.05: speed by fixed K, threshold, optimum, oracle: 3.033 3.443
           3.488 4.384; 9 of 9 hold; 2026-11-30, CPU.
 Differs:  the chain, its costs and its rates are ours; the paper's gains of 7 to
           11 % over a fixed K are of its models and its predictor.

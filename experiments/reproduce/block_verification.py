@@ -8,8 +8,8 @@ Runtime:  20 seconds on 2 CPU cores; --quick: 10 seconds.
 Expected: on p = (1/3, 2/3), q = (2/3, 1/3) with K = 2: 10/9 drafts accepted by
           token, 11/9 by block, 12/9 at most by any rule; no gain for drafts
           that are certain, nor at temperature 0.
-Got:      BV, accepted, block 0.6667 1.222 1.667 2.049 2.37; largest error of
-          the law of three tokens 3.679e-08; 14 of 14 hold; 2026-11-30, CPU.
+Got:      BV, accepted, block: 0.6667 1.222 1.667 2.049 2.37; largest error of
+          the law of three tokens: 3.679e-08; 14 of 14 hold; 2026-11-30, CPU.
 Differs:  toy pairs; the gain on language models (7 to 10 % in the paper, by a
           secondary source) is not measured here.
 """

@@ -11,8 +11,8 @@ Command:  python experiments/reproduce/coupling.py
 Runtime:  12 seconds on 2 CPU cores; --quick: 8 seconds.
 Expected: 2/3, 18/35, 0.490210 and 0.513579 on four toy pairs; the text is that
           of plain sampling, token for token.
-Got:      acceptance of BV V3 V4 V4b 0.6667 0.5143 0.4902 0.5136; acceptance in
-          the loop, V4b 0.5139; texts equal to plain sampling, share 1; 8 of 8
+Got:      acceptance of BV V3 V4 V4b: 0.6667 0.5143 0.4902 0.5136; acceptance in
+          the loop, V4b: 0.5139; texts equal to plain sampling, share: 1; 8 of 8
           hold; 2026-11-30, CPU.
 Differs:  single positions of toy pairs, one draft.
 """

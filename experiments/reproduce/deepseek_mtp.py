@@ -7,8 +7,8 @@ Notation: D = 1 module is one draft, K = 1.
 Command:  python experiments/reproduce/deepseek_mtp.py
 Runtime:  6 seconds on 2 CPU cores; --quick: 5 seconds.
 Expected: 1.85 to 1.90 tokens a step; overhead 0.028 to 0.056.
-Got:      tokens a step 1.85 1.9; overhead that 1.8x implies 0.02778 0.05556; 4
-          of 4 hold; 2026-11-30, CPU.
+Got:      tokens a step: 1.85 1.9; overhead that 1.8x implies: 0.02778 0.05556;
+          4 of 4 hold; 2026-11-30, CPU.
 Differs:  an identity, and the loop on toy pairs with that acceptance. The paper
           gives no setting for 85-90 % and 1.8x; they are quoted as claimed.
 """

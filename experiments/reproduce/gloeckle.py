@@ -7,7 +7,7 @@ Command:  python experiments/reproduce/gloeckle.py
 Runtime:  2 seconds on 2 CPU cores; --quick the same.
 Expected: 1.05, 1.09, 1.14 for 2, 3 and 4 heads of the 7B model on Wikipedia,
           from 1.88 / 1.79, 2.57 / 2.35 and 3.12 / 2.74.
-Got:      overhead 1.05 1.094 1.139; alpha that the tokens imply 0.88 0.8491
+Got:      overhead: 1.05 1.094 1.139; alpha that the tokens imply: 0.88 0.8491
           0.8362; 3 of 3 hold; 2026-11-30, CPU.
 Differs:  the paper's numbers are quoted from a secondary source; the alpha that
           they imply is ours, and holds if acceptances were independent.

@@ -7,7 +7,7 @@ Command:  python experiments/reproduce/lookahead.py
 Runtime:  3 seconds on 2 CPU cores; --quick: 2 seconds.
 Expected: for K = 4 and b = 1, 5, 15: 1.2496 1.9043 2.5600 (alpha 0.2), 1.6496
           2.9072 3.8779 (0.4), 2.3056 4.0866 4.8481 (0.6).
-Got:      tokens a step 1.25 1.904 2.56 1.65 2.907 3.878 2.306 4.087 4.848; 11
+Got:      tokens a step: 1.25 1.904 2.56 1.65 2.907 3.878 2.306 4.087 4.848; 11
           of 11 hold; 2026-11-30, CPU.
 Differs:  the formula and a simulation of it; candidates from a pool of n-grams
           are neither independent nor equally good, and a step that checks them

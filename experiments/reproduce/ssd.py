@@ -10,7 +10,7 @@ Command:  python experiments/reproduce/ssd.py
 Runtime:  2 seconds on 2 CPU cores; --quick the same.
 Expected: alpha 0.8, K 5, c 0.1, T_p <= 1, T_b = 0.5: 2.4595, 3.3539, 3.5136,
           3.6893 for h = 0, 0.8, 0.9, 1.
-Got:      S at h = 0, 0.8, 0.9, 1 2.46 3.354 3.514 3.689; 5 of 5 hold;
+Got:      S at h = 0, 0.8, 0.9, 1: 2.46 3.354 3.514 3.689; 5 of 5 hold;
           2026-11-30, CPU.
 Differs:  an identity; no drafts are made ahead. The measured 2x over
           speculation and 5x over plain decoding are quoted second-hand.

@@ -9,9 +9,9 @@ Command:  python experiments/reproduce/stern.py
 Runtime:  10 seconds on 2 CPU cores; --quick: 7 seconds.
 Expected: texts equal to greedy ones; at least one token a call; 1 + (m - 1) / k
           calls with right guesses (the first call has none yet).
-Got:      k = 4, heads right in 100%: calls for 49 tokens 13; k = 4, heads right
-          in 70%: texts equal to greedy, share 1; k = 4, heads right in 0%:
-          calls for 49 tokens 49; 25 of 25 hold; 2026-11-30, CPU.
+Got:      k = 4, heads right in 100%: calls for 49 tokens: 13; k = 4, heads
+          right in 70%: texts equal to greedy, share: 1; k = 4, heads right in
+          0%: calls for 49 tokens: 49; 25 of 25 hold; 2026-11-30, CPU.
 Differs:  a toy that reads its whole cache, with heads that are tables right
           in a given share of places; no trained heads, no relaxed acceptance.
           Their 2x and 7x count iterations, not seconds.
