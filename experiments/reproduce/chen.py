@@ -9,8 +9,8 @@ Command:  python experiments/reproduce/chen.py
 Runtime:  2 seconds on 2 CPU cores; --quick the same.
 Expected: c = 0.1277; 2.83, 3.04 and 3.72 tokens a loop; alpha 0.711, 0.749 and
           0.851 (from 14.1, 1.8, 7.52, 7.00 and 5.73 ms).
-Got:      alpha: 0.7112 0.7486 0.8512; 5 of 5 hold; 1 printed that do not
-          follow; 2026-11-30, CPU.
+Got:      alpha: 0.7112 0.7486 0.8512; 5 of 5 hold; 1 shown, not asserted;
+          2026-11-30, CPU.
 Differs:  the milliseconds are quoted from a secondary source, and a
           verification is taken to cost as much as a plain step. The printed
           1.92x of XSum does not follow from them (14.1 / 7.52 = 1.875).

@@ -13,8 +13,8 @@ Expected: table 1 to the digit (c = 0); table 4 by interval (three of its twelve
 Got:      table 1, speed: 1.96 2.533 2.44 3.689 2.71 6.862; table 4, cells met
           by interval: 12; largest oracle gain: 1.577; lenience at temperature 0
           (K 8, c 0.015): 3.303 3.303 3.865 4.907; tokens a step of the loop,
-          V4b, K 4: 2.111; 16 of 16 hold; 2 printed that do not follow;
-          2026-11-30, CPU.
+          V4b, K 4: 2.111; 16 of 16 hold; 2 shown, not asserted; 2026-11-30,
+          CPU.
 Differs:  formulas and toy pairs; what T5 accepts on real text is not measured
           here. The lenience row of temperature 1 does not follow from the
           alpha and c that are printed.

@@ -182,7 +182,7 @@ def got_text(result: dict[str, Any]) -> str:
   ]
   parts.append(f'{sum(f["holds"] for f in asserted)} of {len(asserted)} hold')
   if num_shown:
-    parts.append(f'{num_shown} printed that do not follow')
+    parts.append(f'{num_shown} shown, not asserted')
   return '; '.join(parts)
 
 
