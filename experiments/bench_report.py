@@ -239,7 +239,8 @@ def markdown(report: dict[str, Any]) -> str:
     + f', {config["num_prompts"]} prompts, {config["max_new_tokens"]} new '
     f'tokens, {config["repeats_done"]} repeats, decoding alone, '
     f'{config["num_threads"]} threads. Speed-up: over the fastest plain '
-    'decoding of this run.',
+    'decoding of this run.'
+    + (f' Forced: {config["verify"]}.' if config['accept'] is not None else ''),
     '',
     *_table(_COLUMNS, [_shown(row) for row in report['rows']]),
   ]

@@ -25,7 +25,7 @@ from specjax.models.base import LanguageModel
 from specjax.proposers.base import Proposer
 from specjax.requests import Request
 from specjax.shapes import Params
-from specjax.verify import chain
+from specjax.verify import chain, forced
 
 if TYPE_CHECKING:
   from experiments.benchmark import BenchConfig
@@ -205,6 +205,10 @@ def prepare(config: 'BenchConfig') -> Bench:
   plain = config.runs['none']
   rows = generate.read_rows(plain)
   rule = generate.choose_rule(plain.verify, rows)
+  if config.accept is not None:
+    if not isinstance(rule, chain.Rejection):
+      raise ValueError(f'--accept needs --verify=rejection, got {rule.name}.')
+    rule = forced.Forced(config.accept)
   with common.Progress(f'loading target {plain.target}'):
     target = conversions.load_model(
       plain.target,

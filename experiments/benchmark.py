@@ -43,15 +43,17 @@ _SET_HERE = ('proposer', 'num_draft_tokens', 'batch_size')
 _NOT_HERE = ('stop', 'stop_ids', 'ignore_eos')
 # Flags that are of use to one proposer and refused with the others.
 _ONLY_WITH = {
-  'draft': ('draft',),
-  'draft_dtype': ('draft',),
-  'draft_quantize': ('draft',),
-  'draft_mesh': ('draft',),
+  'draft': run_config.DRAFTING,
+  'draft_dtype': run_config.DRAFTING,
+  'draft_quantize': run_config.DRAFTING,
+  'draft_mesh': run_config.DRAFTING,
   'exit_layer': ('early_exit',),
   'head': HEADS,
-  'stop_rule': ('draft', 'ngram', 'early_exit', *HEADS),
+  'stop_rule': (*run_config.DRAFTING, 'ngram', 'early_exit', *HEADS),
 }
 _MOST_REPEATS = 1000
+# What slem does between steps, on the host, would not be timed.
+_TIMED = tuple(name for name in PROPOSERS if name != 'slem')
 
 
 def _without(define, names):
@@ -79,10 +81,18 @@ def define_benchmark_flags(values: flags.FlagValues):
   many(
     'proposers',
     'none,draft,ngram',
-    f'Of {", ".join(PROPOSERS)}; plain decoding is run in any case.',
+    f'Of {", ".join(_TIMED)}; plain decoding is run in any case.',
   )
   many('draft_lengths', '1,2,4,8', 'Drafts per step, each 1..64.')
   many('batch_sizes', '1', 'Rows decoded side by side.')
+  flags.DEFINE_integer(
+    'accept',
+    None,
+    'Force so many drafts per step to be accepted, to measure the system apart '
+    'from its models: lossy, for the text has the law of the drafts. With '
+    '--verify=rejection and a temperature above 0.',
+    flag_values=values,
+  )
   flags.DEFINE_integer(
     'repeats', 5, 'Timed runs of every cell.', flag_values=values
   )
@@ -136,6 +146,7 @@ class BenchConfig:
     repeats: timed runs of each cell.
     peers: 'none' or one of `peers.PROGRAMS`.
     peers_dtype: of its weights; None: as ours.
+    accept: drafts per step that are accepted by force (lossy), or None.
     stop_rule: 'fixed', or one by which every proposer is run once more, with
       the largest draft length.
     plots: a folder, or None.
@@ -148,6 +159,7 @@ class BenchConfig:
   repeats: int
   peers: str = 'none'
   peers_dtype: str | None = None
+  accept: int | None = None
   stop_rule: str = 'fixed'
   plots: str | None = None
   json_out: str | None = None
@@ -161,6 +173,11 @@ class BenchConfig:
     if plain.max_new_tokens < 1:
       raise ValueError(
         f'max_new_tokens must be at least 1, got {plain.max_new_tokens}.'
+      )
+    if self.accept is not None and plain.options.is_greedy:
+      raise ValueError(
+        '--accept needs a temperature above 0, got '
+        f'{plain.options.temperature}.'
       )
     if self.peers_dtype is not None and self.peers == 'none':
       raise ValueError('--peers_dtype needs --peers.')
@@ -185,9 +202,9 @@ def config_from_flags(values: flags.FlagValues) -> BenchConfig:
   """The benchmark that the flags ask for."""
   names = list(dict.fromkeys(['none', *values.proposers]))
   for name in names:
-    if name not in PROPOSERS:
+    if name not in _TIMED:
       raise ValueError(
-        f'--proposers must be some of {", ".join(PROPOSERS)}, got {name!r}.'
+        f'--proposers must be some of {", ".join(_TIMED)}, got {name!r}.'
       )
   # Without --draft, the default of --proposers means what there is.
   if not values['proposers'].present and values.draft is None:
@@ -212,6 +229,7 @@ def config_from_flags(values: flags.FlagValues) -> BenchConfig:
     peers=values.peers,
     peers_dtype=values.peers_dtype,
     plots=values.plots,
+    accept=values.accept,
     stop_rule=values.stop_rule,
     json_out=values.json_out,
   )
@@ -279,7 +297,8 @@ def _report(
   plain = dataclasses.asdict(config.runs['none'])
   for name in (*_SET_HERE, *_NOT_HERE, 'stream', 'trace', 'logprobs'):
     plain.pop(name, None)
-  draft = config.runs.get('draft', config.runs['none'])
+  plain_run = config.runs['none']
+  draft = next((run for run in config.runs.values() if run.draft), plain_run)
   for name in ('draft', 'draft_dtype', 'draft_quantize', 'draft_mesh'):
     plain[name] = getattr(draft, name)
   rows = bench_report.rows(bench, rounds)
@@ -289,6 +308,7 @@ def _report(
       'proposers': list(config.runs),
       'draft_lengths': config.draft_lengths,
       'batch_sizes': config.batch_sizes,
+      'accept': config.accept,
       'stop_rule': config.stop_rule,
       'repeats': config.repeats,
       'repeats_done': rounds.num_done,

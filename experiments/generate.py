@@ -20,10 +20,13 @@ from absl import flags
 from experiments import (
   common,
   conversions,
+  drafts,
   lengths,
   processes,
   prompts,
+  recording,
   trace,
+  trace_file,
 )
 from experiments.run_config import (
   FLAG_GROUPS,
@@ -40,9 +43,9 @@ from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
 from specjax.proposers.feature_fed import FeatureFed
+from specjax.proposers.given import Given
 from specjax.proposers.medusa import Medusa
 from specjax.requests import Request, Result, unanswered
-from specjax.tokenizers import check_same_vocabulary
 from specjax.verify import chain
 
 
@@ -63,22 +66,12 @@ def make_proposer(
     ), ()
   if config.proposer in HEADS:
     return make_head(config, target, view)
-  with common.Progress(f'loading draft {config.draft}'):
-    draft = conversions.load_model(
-      config.draft,
-      config.draft_dtype or config.dtype,
-      config.draft_quantize or config.quantize,
-      view,
-      cache_dtype=config.cache_dtype,
-      cache_dir=config.cache_dir,
-    )
-  check_same_vocabulary(target.tokenizer, draft.tokenizer)
-  sizes = target.model.vocab_size, draft.model.vocab_size
-  if sizes[0] != sizes[1]:
-    raise ValueError(
-      'target and draft must have the same number of ids in their embeddings, '
-      f'got {sizes[0]} and {sizes[1]}.'
-    )
+  if config.proposer == 'slem':
+    return Given(num_draft_tokens=config.num_draft_tokens), ()
+  draft = drafts.load_draft(config, view)
+  if config.proposer == 'tli':
+    draft = drafts.translated(draft, target)
+  drafts.check_same_ids(target, draft)
   return DraftModel(
     model=draft.model,
     num_draft_tokens=config.num_draft_tokens,
@@ -176,6 +169,9 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
     widths=config.widths(target.model.has_independent_rows),
   )
   params = {'target': target.params, 'proposer': proposer_params}
+  drafter = None
+  if config.proposer == 'slem':
+    drafter = drafts.text_drafter(config, target, decoder.max_length)
   if config.is_first:
     if isinstance(proposer, DraftModel):
       _warn_of_short_draft(proposer.model.context_length, decoder.max_length)
@@ -192,6 +188,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
     if config.is_first:
       print(costs, file=sys.stderr)
   shown = _Shown(config, target, out)
+  recorder = recording.Recorder(config.batch_size) if config.record else None
   for turn in range(max(len(talk.turns) for talk in talks)):
     speaking = [talk for talk in talks if turn < len(talk.turns)]
     requests = [talk.ask(turn) for talk in speaking]
@@ -206,7 +203,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
         # The answers so far have filled the buffer: this talk ends here, and
         # nothing that was generated is lost.
         speaking.pop(i).end(unanswered(requests.pop(i), decoder.num_rows - 1))
-    stages = _Stages(config, len(requests))
+    stages = _Stages(config, len(requests), recorder)
     answers = generation.generate(
       decoder,
       params,
@@ -214,16 +211,44 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
       target.tokenizer,
       batch_size=config.batch_size,
       on_text=shown.on_text if config.stream else None,
-      on_step=shown.on_step if config.trace else None,
+      on_step=_all_of(
+        shown.on_step if config.trace else None,
+        recorder.on_step if recorder else None,
+      ),
       on_batch=stages.decoding,
+      drafter=drafter,
     )
     with stages:
       for talk, result in zip(speaking, answers):
         talk.hear(result)
+        if recorder:
+          recorder.results.append(result)
         stages.pause()
         shown.result(result)
   results = [result for talk in talks for result in talk.results]
-  return _report(config, decoder, results, seconds_load, costs)
+  report = _report(config, decoder, results, seconds_load, costs)
+  if recorder:
+    with common.Progress('reading the texts again with both models'):
+      recorded = recorder.finish(
+        decoder,
+        params,
+        config.record_top,
+        report['config'],
+        report['environment'],
+      )
+    trace_file.save(config.record, recorded)
+  return report
+
+
+def _all_of(*calls: generation.OnStep | None) -> generation.OnStep | None:
+  """One call that makes all of them; None if there are none."""
+  calls = [call for call in calls if call is not None]
+
+  def call_all(info):
+    for call in calls:
+      call(info)
+
+  return call_all if calls else None
 
 
 def _warn_of_short_draft(context_length: int, max_length: int):
@@ -247,7 +272,13 @@ class _Stages:
   While text or a trace appears on stdout the line is silent.
   """
 
-  def __init__(self, config: RunConfig, num_requests: int):
+  def __init__(
+    self,
+    config: RunConfig,
+    num_requests: int,
+    recorder: recording.Recorder | None,
+  ):
+    self._recorder = recorder
     self._is_silent = config.stream or config.trace
     self._num_batches = -(-num_requests // config.batch_size)
     self._line = contextlib.ExitStack()
@@ -261,6 +292,8 @@ class _Stages:
 
   def decoding(self, batch: int):
     self._line.close()
+    if self._recorder:
+      self._recorder.on_batch(batch)
     if not self._is_silent:
       what = f'decoding batch {batch + 1} of {self._num_batches}'
       self._line.enter_context(common.Progress(what))

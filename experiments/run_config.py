@@ -4,7 +4,7 @@ import dataclasses
 
 from absl import flags
 
-from experiments import common, conversions, lengths, processes
+from experiments import common, conversions, lengths, processes, recording
 from specjax import noise, requests
 from specjax.mesh import (
   FULLY_SHARDED,
@@ -24,14 +24,19 @@ from specjax.verify.widths import powers_of_two
 
 DTYPES = ('float32', 'bfloat16')
 HEADS = head_files.KINDS
-PROPOSERS = ('none', 'draft', 'ngram', 'early_exit', *HEADS)
+PROPOSERS = ('none', 'draft', 'tli', 'slem', 'ngram', 'early_exit', *HEADS)
+# Those that --draft is for.
+DRAFTING = ('draft', 'tli', 'slem')
 
 
 def define_model_flags(values: flags.FlagValues):
   string, enum = _definers(values)
   string('target', None, 'The model whose text is produced.')
   string(
-    'draft', None, 'A smaller model that guesses; it has the same vocabulary.'
+    'draft',
+    None,
+    'A smaller model that guesses; it has the same vocabulary, unless with '
+    '--proposer=tli or slem.',
   )
   enum('dtype', 'bfloat16', DTYPES, 'Of weights, activations and cache.')
   enum('draft_dtype', None, DTYPES, 'Of the draft, if not as --dtype.')
@@ -93,7 +98,9 @@ def define_speculation_flags(values: flags.FlagValues):
     'proposer',
     None,
     PROPOSERS,
-    'Who guesses: the draft model, the text so far (ngram), the first layers '
+    'Who guesses: the draft model, a draft model with another vocabulary '
+    '(tli: it draws from the ids that both have; slem: its text is cut into '
+    "the target's ids, on the host), the text so far (ngram), the first layers "
     'of the target (early_exit), a head that reads its hiddens (medusa, mtp, '
     'eagle, EAGLE-3 included), or nobody, which is plain decoding. If not '
     'given: draft with --draft, else none.',
@@ -259,6 +266,19 @@ def define_output_flags(values: flags.FlagValues):
     'on a terminal.',
   )
   string('json_out', None, 'Write configuration and results to this file.')
+  string(
+    'record',
+    None,
+    'Write every step, and the laws of target and draft at every token, to '
+    'this file (.npz) for experiments/replay.py. The loop returns to the host '
+    'after every step.',
+  )
+  flags.DEFINE_integer(
+    'record_top',
+    256,
+    'Ids per recorded law, the others as one tail; 0 records all ids.',
+    flag_values=values,
+  )
 
 
 FLAG_GROUPS = (
@@ -328,6 +348,8 @@ class RunConfig:
   stream: bool = False
   trace: bool = False
   json_out: str | None = None
+  record: str | None = None
+  record_top: int = 256
   coordinator: str | None = None
   num_processes: int | None = None
   process_id: int | None = None
@@ -336,9 +358,9 @@ class RunConfig:
     processes.check(self.coordinator, self.num_processes, self.process_id)
     if not self.target:
       raise ValueError('--target must name a model; --help says how.')
-    if self.proposer == 'draft' and not self.draft:
-      raise ValueError('--proposer=draft needs --draft.')
-    if self.proposer != 'draft' and self.draft:
+    if self.proposer in DRAFTING and not self.draft:
+      raise ValueError(f'--proposer={self.proposer} needs --draft.')
+    if self.proposer not in DRAFTING and self.draft:
       raise ValueError(
         f'--draft is not used with --proposer={self.proposer}; drop one.'
       )
@@ -357,6 +379,8 @@ class RunConfig:
     )
     if self.proposer == 'ngram':
       self.make_ngram()
+    if self.proposer == 'slem':
+      self._check_slem()
     if self.proposer == 'early_exit' and self.exit_layer is None:
       raise ValueError('--proposer=early_exit needs --exit_layer.')
     if self.proposer != 'early_exit' and self.exit_layer is not None:
@@ -388,6 +412,17 @@ class RunConfig:
       conversions.check_cache_dir(self.cache_dir)
     if self.json_out is not None and self.is_first:
       common.check_writable(self.json_out)
+    if self.record is not None:
+      recording.check(
+        self.record, self.record_top, self.proposer, self.num_processes
+      )
+
+  def _check_slem(self):
+    if (self.num_processes or 1) > 1 or self.stop_rule != 'fixed':
+      raise ValueError(
+        '--proposer=slem drafts on the host: it needs --num_processes=1 and '
+        '--stop_rule=fixed.'
+      )
 
   def _check_meshes(self):
     shapes = self.mesh_shapes()

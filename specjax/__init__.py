@@ -21,15 +21,18 @@ from specjax.models.base import LanguageModel
 from specjax.models.heads.files import load_head, save_head
 from specjax.models.load import Loaded, load
 from specjax.models.transformer import Transformer
+from specjax.models.translated import Translated, translate
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
 from specjax.proposers.feature_fed import FeatureFed
+from specjax.proposers.given import Given
 from specjax.proposers.medusa import Medusa
 from specjax.proposers.ngram import NGram
 from specjax.requests import Request, Result
 from specjax.sampling import SamplingOptions
 from specjax.state import DecodeState, StepInfo
+from specjax.text_drafts import TextDrafter
 from specjax.tokenizers import (
   ByteTokenizer,
   Tokenizer,
@@ -48,6 +51,7 @@ __all__ = (
   'DraftModel',
   'EarlyExit',
   'FeatureFed',
+  'Given',
   'Greedy',
   'LanguageModel',
   'Loaded',
@@ -61,12 +65,15 @@ __all__ = (
   'Rule',
   'SamplingOptions',
   'StepInfo',
+  'TextDrafter',
   'Tokenizer',
   'Transformer',
+  'Translated',
   '__version__',
   'check_same_vocabulary',
   'generate',
   'load',
   'load_head',
   'save_head',
+  'translate',
 )

@@ -7,6 +7,7 @@ between bounded runs, cuts what stands behind a stop string, and counts.
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from specjax import decode, metrics, sampling
 from specjax import state as states
 from specjax.decode import Decoder
 from specjax.detokenize import StreamDecoder
+from specjax.proposers import given
 from specjax.requests import Request, Result, Timing
 from specjax.shapes import Params
 from specjax.sharding import to_host
@@ -30,6 +32,20 @@ OnText = Callable[[int, str], None]
 OnStep = Callable[[StepInfo], None]
 
 
+class Drafter(Protocol):
+  """Drafts on the host, between steps, for the proposer `Given`."""
+
+  def begin(self, batch_size: int):
+    """A batch of new rows."""
+    ...
+
+  def offer(
+    self, rows: Sequence[Sequence[int]], is_done: Sequence[bool]
+  ) -> given.Offer:
+    """Drafts behind the committed ids of each row."""
+    ...
+
+
 def generate(
   decoder: Decoder,
   params: Params,
@@ -40,6 +56,7 @@ def generate(
   on_text: OnText | None = None,
   on_step: OnStep | None = None,
   on_batch: Callable[[int], None] | None = None,
+  drafter: Drafter | None = None,
 ) -> Iterator[Result]:
   """Yields the results in order, batch by batch.
 
@@ -52,6 +69,7 @@ def generate(
     on_text: makes the loop return to the host after every step.
     on_step: likewise, and is handed each `StepInfo`, after cuts.
     on_batch: called with the number of a batch before it starts.
+    drafter: drafts on the host before every step; the proposer must be `Given`.
 
   Raises:
     ValueError: a prompt that does not fit into `decoder.max_length`, or holds
@@ -88,6 +106,7 @@ def generate(
     on_text,
     on_step,
     on_batch,
+    drafter,
   )
 
 
@@ -100,6 +119,7 @@ def _serve(
   on_text: OnText | None,
   on_step: OnStep | None,
   on_batch: Callable[[int], None] | None,
+  drafter: Drafter | None,
 ) -> Iterator[Result]:
   everyones = [request.options for request in requests]
   most_stop_ids = max((len(r.stop_ids) for r in requests), default=0)
@@ -125,6 +145,8 @@ def _serve(
       )
     if on_batch is not None:
       on_batch(start // batch_size)
+    if drafter is not None:
+      drafter.begin(batch_size)
     clock = time.perf_counter()
     state = decode.init(decoder, params, inputs)
     jax.block_until_ready(state)
@@ -132,7 +154,7 @@ def _serve(
     clock = time.perf_counter()
     readers = [_Reader(tokenizer, request) for request in batch]
     state = _run_to_end(
-      decoder, params, state, settings, readers, on_text, on_step
+      decoder, params, state, settings, readers, on_text, on_step, drafter
     )
     timing = Timing(
       compile=seconds_compile,
@@ -234,14 +256,22 @@ def _run_to_end(
   readers: list[_Reader],
   on_text: OnText | None,
   on_step: OnStep | None,
+  drafter: Drafter | None,
 ) -> DecodeState:
   """Runs until every row is done, on the device or for its reader."""
   max_steps = _UNBOUNDED
   if any(reader.request.stop for reader in readers):
     max_steps = _CHECK_EVERY
-  if on_text is not None:
+  if on_text is not None or drafter is not None:
     max_steps = 1
+  texts = [reader.request.prompt_tokens for reader in readers]
   while True:
+    if drafter is not None:
+      is_done = [
+        reader.is_done or not reader.request.max_new_tokens
+        for reader in readers
+      ]
+      state = state.replace(proposer_state=drafter.offer(texts, is_done))
     if on_step is not None:
       state, info = decode.step(decoder, params, state, settings)
     else:
@@ -249,6 +279,7 @@ def _run_to_end(
     tokens_BL, length_B, reason_B, done_B = to_host(
       (state.tokens_BL, state.length_B, state.finish_reason_B, state.done_B)
     )
+    texts = [row[:n].tolist() for row, n in zip(tokens_BL, length_B)]
     had_B = np.array([reader.num_kept for reader in readers])
     for row, reader in enumerate(readers):
       text = reader.read(

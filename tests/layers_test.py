@@ -26,7 +26,7 @@ ROOMS = (
   ('verify',),
   ('state',),
   ('metrics', 'commit'),
-  ('decode', 'requests'),
+  ('decode', 'requests', 'text_drafts'),
   ('generation',),
   ('training',),
   ('testing',),

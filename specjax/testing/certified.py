@@ -3,10 +3,12 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 
 from specjax.decode import Decoder
 from specjax.models.heads.toy import ToyHead, ToyHeads
 from specjax.models.toy import ToyModel
+from specjax.models.translated import Translated
 from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.feature_fed import FeatureFed
@@ -14,6 +16,7 @@ from specjax.proposers.medusa import Medusa
 from specjax.proposers.ngram import NGram
 from specjax.proposers.stopping import Acceptance, Confidence, Cost
 from specjax.sampling import SamplingOptions
+from specjax.shapes import Params
 from specjax.testing import loops, mutants
 from specjax.verify import chain
 
@@ -100,6 +103,64 @@ REDUCED_IDS = (0, 1, 3)
 # The groups they run on: each temperature, penalties, a filter, a stop id.
 # (Coupled text is compared with that of plain decoding, so it runs on all.)
 STOPPED_GROUPS = tuple(GROUPS[i] for i in (1, 3, 5, 8, 14, 16))
+
+
+# Fewer tokens of a larger vocabulary: two steps at least.
+FOREIGN_TOKENS = 5
+FOREIGN_GROUPS = tuple(
+  dataclasses.replace(GROUPS[i], num_tokens=FOREIGN_TOKENS)
+  for i in (1, 3, 5, 8, 14)
+)
+FOREIGN_RULES = (chain.Rejection(), chain.Coupled(), chain.Block())
+
+
+def foreign_draft() -> tuple[Translated, Params]:
+  """A toy that drafts in a vocabulary that is not its own.
+
+  It has two ids that the target lacks, and lacks two of the target's, which are
+  spelled by two and by three of its own.
+  """
+  target, draft = jax.random.split(jax.random.key(5))
+  own = ToyModel(vocab_size=5)
+  model = Translated(model=own, vocab_size=VOCAB_SIZE + 1, max_ids=3)
+  tables = {
+    'to_draft': [3, -1, 0, 2, -1],
+    'spelled': [[3, 0, 0], [1, 2, 0], [0, 0, 0], [2, 0, 0], [4, 3, 1]],
+    'num_ids': [1, 2, 1, 1, 3],
+  }
+  table = ToyModel(vocab_size=model.vocab_size).init(target)
+  return model, {
+    'target': table,
+    'proposer': {
+      'model': own.init(draft),
+      **{name: jnp.asarray(x, jnp.int32) for name, x in tables.items()},
+    },
+  }
+
+
+def foreign_programs(rules, rounds: int) -> list[loops.Program]:
+  """The loops in which it drafts; plain decoding first, for `Coupled`."""
+  model, params = foreign_draft()
+  proposers = [('none', Nothing(), chain.Coupled())]
+  drafting = DraftModel(model=model, num_draft_tokens=2)
+  proposers += [('draft, other ids', drafting, rule) for rule in rules]
+  return [
+    loops.Program(
+      proposer=name,
+      decoder=Decoder(
+        target=ToyModel(vocab_size=model.vocab_size),
+        proposer=proposer,
+        verify=rule,
+        max_length=FOREIGN_TOKENS + 4,
+        prefill_chunk=2,
+      ),
+      params=params,
+      groups=FOREIGN_GROUPS,
+      rows=ROWS,
+      rounds=rounds,
+    )
+    for name, proposer, rule in proposers
+  ]
 
 
 def _greedy(groups):
@@ -218,6 +279,7 @@ def programs(*, quick: bool) -> list[loops.Program]:
       )
     )
   found += head_programs(quick=quick)
+  found += foreign_programs(FOREIGN_RULES[: 2 if quick else None], rounds)
   found.append(
     mutants.pair_program('V4b', chain.Rejection(), 1, 4 * ROWS, rounds=rounds)
   )

@@ -14,6 +14,7 @@ from specjax import commit, decode
 from specjax import noise as noise_lib
 from specjax import state as states
 from specjax.models import base as models
+from specjax.models import translated
 from specjax.models.heads.toy import ToyHead
 from specjax.proposers import base as proposers
 from specjax.proposers.draft_model import DraftModel
@@ -129,7 +130,8 @@ class FalseReport:
     proposer: the honest one.
     mistake: 'greedy' proposes the arg-max of the law it reports (one draft);
       'temperature' draws at half the temperature of the law it reports;
-      'full' draws from a few ids and reports a law over all.
+      'full' draws from a few ids and reports a law over all;
+      'absent' reports ids that a translated draft lacks as its likeliest.
   """
 
   proposer: proposers.Proposer
@@ -162,6 +164,10 @@ class FalseReport:
       log_weights_BKV = jnp.maximum(
         log_weights_BKV, jnp.where(jnp.isneginf(log_weights_BKV), 0, -jnp.inf)
       )
+      return proposal._replace(log_weights_BKV=log_weights_BKV), state
+    if self.mistake == 'absent':
+      is_absent_BKV = log_weights_BKV < 0.5 * translated.ABSENT
+      log_weights_BKV = jnp.where(is_absent_BKV, 0.0, log_weights_BKV)
       return proposal._replace(log_weights_BKV=log_weights_BKV), state
     return proposal._replace(log_weights_BKV=0.5 * log_weights_BKV), state
 
@@ -378,6 +384,20 @@ def all_mutants(rows: int) -> list[Mutant]:
   add(
     'block_noise_keyed_by_position',
     pair_program('BV', PositionNoise(chain.Block()), 2, rows, num_tokens=7),
+  )
+
+  # The draft has two of the target's four ids, and one that the target lacks.
+  own, own_params = loops.table_model((0.1, 0.2, 0.7))
+  foreign = translated.Translated(model=own, vocab_size=4, max_ids=1)
+  tables = foreign.init(jax.random.key(0))
+  tables['to_draft'] = jnp.array([0, 1, -1, -1])
+  honest = DraftModel(model=foreign, num_draft_tokens=1)
+  add(
+    'ids_the_draft_lacks_reported_as_drawable',
+    dataclasses.replace(
+      replaced(v4b, proposer=FalseReport(honest, 'absent')),
+      params={**v4b.params, 'proposer': {**tables, 'model': own_params}},
+    ),
   )
 
   model, params = loops.toy_pair(jax.random.key(7), vocab_size=3)

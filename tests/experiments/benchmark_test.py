@@ -221,6 +221,23 @@ class BenchmarkTest(absltest.TestCase):
       },
     )
 
+  def test_forced_acceptance(self):
+    report, out = self.read(
+      *PAIR,
+      '--prompt=class A',
+      '--max_new_tokens=12',
+      '--temperature=1',
+      '--draft_lengths=3',
+      '--repeats=1',
+      '--proposers=draft',
+      '--accept=1',
+    )
+    # Six steps of an accepted draft and a token of the target's own.
+    self.assertEqual(report['rows'][-1]['block_efficiency'], 2.0)
+    self.assertEqual(report['config']['accept'], 1)
+    self.assertIn('lossy', report['config']['verify'])
+    self.assertIn('lossy', out)
+
   def test_plots(self):
     if importlib.util.find_spec('matplotlib') is None:
       self.skipTest('matplotlib is not installed')
@@ -279,6 +296,11 @@ class BadInputTest(parameterized.TestCase):
     (('--proposers=ngram', '--draft=demo:draft'), '--draft needs draft among'),
     (('--proposers=early_exit',), 'needs --exit_layer'),
     (('--verify=greedy', '--temperature=1'), '--verify=greedy needs temper'),
+    (('--accept=1',), '--accept needs a temperature above 0, got 0'),
+    (
+      ('--accept=1', '--temperature=1', '--verify=block'),
+      '--accept needs --verify=rejection, got block',
+    ),
     (('--max_length=8',), 'at most 8 together [(]max_length[)], got 1[23]'),
     (('--stop=x',), 'unknown flag --stop'),
     (('--batch_size=2',), 'unknown flag --batch_size'),

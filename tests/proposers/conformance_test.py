@@ -11,6 +11,7 @@ from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
 from specjax.proposers.feature_fed import FeatureFed
+from specjax.proposers.given import Given
 from specjax.proposers.medusa import Medusa
 from specjax.proposers.ngram import NGram
 from specjax.testing import loops, mutants
@@ -51,6 +52,7 @@ PROPOSERS_UNDER_TEST = (
   ('none', toy, lambda model: Nothing()),
   ('draft', toy, lambda model: DraftModel(model=model, num_draft_tokens=3)),
   ('ngram', toy, lambda model: NGram(num_draft_tokens=3)),
+  ('given', toy, lambda model: Given(num_draft_tokens=3)),
   (
     'early_exit',
     transformer,

@@ -24,6 +24,7 @@ HUNTED_HERE = (
   'draft_law_at_another_temperature',
   'draft_rewind_off_by_one',
   'draft_stopped_by_its_own_token',
+  'ids_the_draft_lacks_reported_as_drawable',
   # (stop_id_ignored_inside_draft: conformance_test.py; heads fed wrong:
   # proposers/feature_fed_test.py.)
 )
@@ -51,6 +52,7 @@ class MutantsTest(parameterized.TestCase):
         'greedy_draft_reported_as_sampled',
         'draft_law_at_another_temperature',
         'draft_stopped_by_its_own_token',
+        'ids_the_draft_lacks_reported_as_drawable',
         'residual_drawn_with_draft_noise',
         'target_filter_on_residual_only',
         'accept_with_q_over_p',
