@@ -1,4 +1,9 @@
-"""No whole cache is copied while the loop runs, says the compiled program."""
+"""No whole cache is copied while the loop runs, says the compiled program.
+
+Nor is a weight written down once more in a wider type.
+"""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +13,7 @@ from absl.testing import absltest, parameterized
 import tests.setup_jax  # noqa: F401
 from experiments import hlo, random_pair
 from specjax import decode
+from specjax.kernels import products as kernels
 from specjax.proposers import stopping
 from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
@@ -21,6 +27,7 @@ from tests.models.heads import tiny_heads
 
 K, L = 3, 40
 MODEL = tiny.model('llama')  # Two layers.
+NARROW = dataclasses.replace(MODEL, dtype='bfloat16')
 DRAFT = DraftModel(
   model=MODEL, num_draft_tokens=K, stop=stopping.Confidence(least=0.3)
 )
@@ -34,8 +41,9 @@ NGRAM = NGram(num_draft_tokens=K, stop=stopping.Acceptance())
 def compiled(decoder: decode.Decoder, batch_size: int) -> str:
   """The text of the loop's program."""
   key = jax.random.key(0)
-  drafter = decoder.proposer.head if decoder.proposer == HEAD else MODEL
-  params = {'target': MODEL.init(key), 'proposer': drafter.init(key)}
+  target = decoder.target
+  drafter = decoder.proposer.head if decoder.proposer == HEAD else target
+  params = {'target': target.init(key), 'proposer': drafter.init(key)}
   length_B = np.full(batch_size, 5)
   requests = random_pair.make_requests(MODEL, length_B, 20, L)
   state = jax.eval_shape(
@@ -73,6 +81,21 @@ class CopiesTest(parameterized.TestCase):
     text = compiled(decoder, batch_size)
     self.assertIn(f'f32[{",".join(map(str, shape))}]', text)
     self.assertEqual(hlo.copies(text, shape), {})
+
+  @parameterized.named_parameters(
+    ('draft', DraftModel(model=NARROW, num_draft_tokens=K)),
+    ('nothing', Nothing()),
+  )
+  def test_no_bfloat16_weight_is_widened(self, proposer):
+    if not kernels.is_available():
+      self.skipTest('THE KERNELS WERE NOT BUILT')
+    decoder = decode.Decoder(
+      target=NARROW, proposer=proposer, verify=chain.Greedy(), max_length=L
+    )
+    text = compiled(decoder, 1)
+    for shape in {spec.shape for spec in jax.tree.leaves(NARROW.param_specs())}:
+      if len(shape) > 1:
+        self.assertNotIn(f'f32[{",".join(map(str, shape))}]', text)
 
 
 class CountingTest(absltest.TestCase):

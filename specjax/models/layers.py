@@ -54,16 +54,37 @@ def lookup(
   table_VD: Array | quantize.Int8Weight,
   tokens_BT: Array,
   dtype: jnp.dtype | str,
+  *,
+  is_local: bool = False,
 ) -> Array:
-  """Rows of an embedding, [B, T, D]; ids outside of it get the nearest row."""
+  """Rows of an embedding, [B, T, D]; ids outside of it get the nearest row.
 
-  def rows(x: Array) -> Array:
-    return jnp.take(x, tokens_BT, axis=0, mode='clip')
-
+  `is_local` says that the table lies on one device.
+  """
   if isinstance(table_VD, quantize.Int8Weight):
-    row_BTD = rows(table_VD.int8_OI).astype(jnp.float32)
-    return (row_BTD * rows(table_VD.scale_O)[:, :, None]).astype(dtype)
-  return rows(table_VD).astype(dtype)
+    row_BTD = _rows(table_VD.int8_OI, tokens_BT).astype(jnp.float32)
+    scale_BT1 = _rows(table_VD.scale_O, tokens_BT)[:, :, None]
+    return (row_BTD * scale_BT1).astype(dtype)
+  if is_local and table_VD.dtype == jnp.bfloat16:
+    return _bfloat16_rows(table_VD, tokens_BT).astype(dtype)
+  return _rows(table_VD, tokens_BT).astype(dtype)
+
+
+def _rows(table: Array, tokens_BT: Array) -> Array:
+  return jnp.take(table, tokens_BT, axis=0, mode='clip')
+
+
+@jax.custom_jvp
+def _bfloat16_rows(table_VD: Array, tokens_BT: Array) -> Array:
+  """`_rows` of the table's bits: for numbers XLA:CPU would widen all of it."""
+  bits_BTD = _rows(lax.bitcast_convert_type(table_VD, jnp.uint16), tokens_BT)
+  return lax.bitcast_convert_type(bits_BTD, jnp.bfloat16)
+
+
+@_bfloat16_rows.defjvp
+def _bfloat16_rows_jvp(primals, tangents):
+  table_VD, tokens_BT = primals
+  return _bfloat16_rows(table_VD, tokens_BT), _rows(tangents[0], tokens_BT)
 
 
 def dense(

@@ -431,7 +431,9 @@ class Transformer:
   def embed(self, params: Params, tokens_BT: Array) -> Array:
     """The stream before the first layer, [B, T, D]."""
     # Ids outside the vocabulary occur in padding only; any row will do.
-    x_BTD = layers.lookup(params['embed'], tokens_BT, self.dtype)
+    x_BTD = layers.lookup(
+      params['embed'], tokens_BT, self.dtype, is_local=self.placement is None
+    )
     if self.embed_scale is not None:
       x_BTD = x_BTD * jnp.asarray(self.embed_scale, x_BTD.dtype)
     return self._pin(x_BTD, 'batch')

@@ -234,7 +234,9 @@ def embed(
   """The head's own embedding if it has one, else the target's, [B, T, D]."""
   own = params['proposer'].get('embed')
   if own is not None:
-    return layers.lookup(own, tokens_BT, block.dtype)
+    return layers.lookup(
+      own, tokens_BT, block.dtype, is_local=block.placement is None
+    )
   return target.embed(params['target'], tokens_BT).astype(block.dtype)
 
 
