@@ -24,7 +24,7 @@ from specjax.verify.widths import powers_of_two
 
 DTYPES = ('float32', 'bfloat16')
 HEADS = head_files.KINDS
-PROPOSERS = ('none', 'draft', 'tli', 'slem', 'ngram', 'early_exit', *HEADS)
+PROPOSERS = ('none', 'draft', 'ngram', 'early_exit', *HEADS, 'tli', 'slem')
 # Those that --draft is for.
 DRAFTING = ('draft', 'tli', 'slem')
 
