@@ -138,7 +138,7 @@ def _load_folder(
   quantize: str,
   view: View | None,
 ) -> Loaded:
-  tokenizer = tokenizers.from_tokenizer_json(path)
+  tokenizer = tokenizer_files.read_tokenizer(path)
   if (path / orbax.SETTINGS_FILE).exists():
     restored = orbax.restore(path, dtype, quantize, view)
     return Loaded(

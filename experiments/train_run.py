@@ -1,0 +1,380 @@
+"""A training run: from a configuration to a model folder and its metrics."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments import common, stdlib_text
+from experiments.train_config import TrainConfig
+from specjax import sharding, tokenizer_files
+from specjax.decode import Decoder
+from specjax.models import load
+from specjax.models.checkpoints import export, orbax
+from specjax.models.config import config_from_hf
+from specjax.models.transformer import Transformer
+from specjax.proposers.draft_model import DraftModel
+from specjax.requests import Request
+from specjax.sampling import SamplingOptions
+from specjax.shapes import Params
+from specjax.tokenizers import (
+  ByteTokenizer,
+  Tokenizer,
+  check_same_vocabulary,
+)
+from specjax.training import acceptance, data, loop, written
+from specjax.training.checkpoints import Checkpoints
+from specjax.training.imitate import Distill, NextToken
+from specjax.training.objective import Objective, trainable
+from specjax.training.step import Trainer, TrainState
+from specjax.verify import chain
+
+NAMED_DATA = {
+  'stdlib': stdlib_text.training_files,
+  'stdlib_held_out': stdlib_text.held_out_files,
+}
+_NUM_EVAL_BATCHES = 16
+# Of a held-out prompt, and of what follows it.
+PROMPT_LENGTH, NEW_TOKENS, NUM_DRAFT_TOKENS = 128, 128, 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Setup:
+  """What a configuration stands for, loaded and checked.
+
+  Attributes:
+    student: the trained model as it decodes, in one piece.
+    config: of the student, in the form of a config.json.
+    trainer: objective and optimizer.
+    init_params: where the student starts; None: at random.
+    frozen_params: the target's, or None.
+    target: the target as it decodes, or None.
+    tokenizer: of both.
+    source: of batches.
+    eval_batches: held-out text.
+    digest: a hash of all that the result depends on.
+  """
+
+  student: Transformer
+  config: dict[str, Any]
+  trainer: Trainer
+  init_params: Params | None
+  frozen_params: Params | None
+  target: load.Loaded | None
+  tokenizer: Tokenizer
+  source: data.Source
+  eval_batches: tuple[Any, ...]
+  digest: str
+
+
+def prepare(config: TrainConfig) -> Setup:
+  """Loads models and data.
+
+  Raises:
+    ValueError, OSError: a file is missing or not what it should be.
+  """
+  if config.out is not None:
+    orbax.check_free(pathlib.Path(config.out))
+  view = config.view()
+  target = None
+  if config.target is not None:
+    with common.Progress(f'loading target {config.target}'):
+      target = load.load(config.target, config.dtype)
+  init_params = None
+  tokenizer = ByteTokenizer() if target is None else target.tokenizer
+  if config.init is not None:
+    loaded = load.load(config.init, 'float32')
+    if loaded.config is None:
+      raise ValueError(f'--init must be a model from files, got {config.init}.')
+    if target is not None:
+      check_same_vocabulary(target.tokenizer, loaded.tokenizer)
+    tokenizer, hf_config = loaded.tokenizer, loaded.config
+    init_params = loaded.params
+  else:
+    hf_config = _read_config(config.config)
+  sizes = tokenizer.vocab_size, hf_config.get('vocab_size')
+  vocab_size = min(tokenizer.vocab_size, hf_config.get('vocab_size', 0))
+  if vocab_size < tokenizer.vocab_size:
+    raise ValueError(
+      f'vocab_size must be at least {sizes[0]}, the ids of the tokenizer, got '
+      f'{sizes[1]}.'
+    )
+  student = config_from_hf(hf_config, vocab_size, config.dtype)
+  objective, frozen_params = _objective(config, student, target)
+  trainer = Trainer(objective=objective, adamw=config.adamw(), seed=config.seed)
+  if config.length > student.context_length:
+    raise ValueError(
+      f'length must be at most {student.context_length}, the context of the '
+      f'model, got {config.length}.'
+    )
+  packed = _pack(config, config.data, tokenizer, config.seed)
+  source: data.Source = packed
+  if config.written_by != 'none':
+    is_target = config.written_by == 'target'
+    source = written.Written(
+      source=packed,
+      model=objective.target if is_target else objective.draft,
+      params=frozen_params if is_target else None,
+      share=config.written_share,
+      after=config.written_after,
+      seed=config.seed,
+    )
+  eval_batches = ()
+  if config.eval_data:
+    held_out = _pack(config, config.eval_data, tokenizer, 0)
+    num = max(min(held_out.num_rows // config.batch_size, _NUM_EVAL_BATCHES), 1)
+    eval_batches = tuple(held_out.batch(i) for i in range(num))
+  identity = repr((trainer, packed.digest(), _decides(config), frozen_params is None))
+  return Setup(
+    student=student,
+    config=hf_config,
+    trainer=trainer,
+    init_params=init_params,
+    frozen_params=frozen_params,
+    target=target,
+    tokenizer=tokenizer,
+    source=source,
+    eval_batches=eval_batches,
+    digest=hashlib.sha256(identity.encode()).hexdigest(),
+  )
+
+
+def _decides(config: TrainConfig) -> dict[str, Any]:
+  """The settings that the parameters depend on."""
+  idle = {'run_dir', 'out', 'eval_data', 'num_eval_prompts'}
+  idle |= {'save_every', 'log_every', 'eval_every'}
+  settings = dataclasses.asdict(config)
+  return {k: v for k, v in settings.items() if k not in idle}
+
+
+def _read_config(path: str) -> dict[str, Any]:
+  text = common.read_text(path)
+  try:
+    value = json.loads(text)
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f'{path} must be JSON: {error}.') from None
+  if not isinstance(value, dict):
+    raise ValueError(f'{path} must hold a JSON object.')
+  return value
+
+
+def _objective(
+  config: TrainConfig, student: Transformer, target: load.Loaded | None
+) -> tuple[Objective, Params | None]:
+  view = config.view()
+  if target is None:
+    return NextToken(model=trainable(student, view)), None
+  objective = Distill(
+    draft=trainable(student, view),
+    target=trainable(target.model, view),
+    divergence=config.loss,
+  )
+  shards = jax.tree.map(
+    lambda spec: objective.target.placement.sharding(*spec.logical_axes),
+    objective.target.param_specs(),
+    is_leaf=lambda x: hasattr(x, 'logical_axes'),
+  )
+  return objective, jax.device_put(target.params, shards)
+
+
+def _pack(
+  config: TrainConfig, names: tuple[str, ...], tokenizer: Tokenizer, seed: int
+) -> data.Packed:
+  paths: list[Any] = []
+  for name in names:
+    paths += NAMED_DATA[name]() if name in NAMED_DATA else [name]
+  documents = data.read_documents(paths, tokenizer)
+  return data.pack(
+    documents, batch_size=config.batch_size, length=config.length, seed=seed
+  )
+
+
+class _Log:
+  """Writes metrics as JSON lines and says on stderr how far a run is."""
+
+  def __init__(self, config: TrainConfig, setup: Setup, progress):
+    self._config, self._setup, self._progress = config, setup, progress
+    self._file: pathlib.Path | None = None
+    if config.run_dir is not None:
+      config.run_folder().mkdir(parents=True, exist_ok=True)
+      self._file = config.run_folder() / 'metrics.jsonl'
+    self.rows: list[dict[str, Any]] = []
+
+  def start(self, step: int, state: TrainState):
+    """Forgets what was logged behind the checkpoint that a run goes on from."""
+    del state
+    self._start = step
+    self._clock = time.perf_counter()
+    if self._file is None or not self._file.exists():
+      return
+    for line in self._file.read_text(encoding='utf-8').splitlines():
+      try:
+        row = json.loads(line)
+      except ValueError:
+        continue  # A line that a killed run did not finish.
+      if row['step'] <= step:
+        self.rows.append(row)
+    temporary = self._file.with_name(f'.{self._file.name}.{os.getpid()}.tmp')
+    text = ''.join(json.dumps(row) + '\n' for row in self.rows)
+    temporary.write_text(text, encoding='utf-8')
+    os.replace(temporary, self._file)
+
+  def step(self, step: int, state: TrainState, figures: dict[str, Any]):
+    config = self._config
+    is_last = step == config.num_steps
+    if step % config.log_every and not is_last and step % config.eval_every:
+      return
+    row = {k: float(v) for k, v in jax.device_get(figures).items()}
+    seconds = time.perf_counter() - self._clock
+    num_tokens = (step - self._start) * config.batch_size * (config.length - 1)
+    rate = num_tokens / seconds
+    left = (config.num_steps - step) * seconds / (step - self._start)
+    self._progress.update(
+      f'step {step} of {config.num_steps}, loss {row["loss"]:.4f}, '
+      f'{rate:.0f} tokens/s, {left:.0f} s left'
+    )
+    row = {'step': step, **row, 'tokens_per_second': rate, 'seconds': seconds}
+    if self._setup.eval_batches and (is_last or step % config.eval_every == 0):
+      # Evaluation is no part of the training's speed.
+      clock = time.perf_counter()
+      figures = self.evaluate(state.params)
+      row |= {f'eval_{k}': v for k, v in figures.items()}
+      self._clock += time.perf_counter() - clock
+    self.rows.append(row)
+    if self._file is not None:
+      with self._file.open('a', encoding='utf-8') as file:
+        file.write(json.dumps(row) + '\n')
+
+  def evaluate(self, params: Params) -> dict[str, float]:
+    setup = self._setup
+    return acceptance.evaluate(
+      setup.trainer.objective,
+      setup.trainer.rounded(params),
+      setup.frozen_params,
+      setup.eval_batches,
+    )
+
+
+def run(config: TrainConfig) -> dict[str, Any]:
+  """Trains, writes what the configuration asks for, and returns the report."""
+  setup = prepare(config)
+  checkpoints = None
+  if config.run_dir is not None:
+    checkpoints = Checkpoints(directory=config.run_folder(), run=setup.digest)
+  with common.Progress('training') as progress:
+    log = _Log(config, setup, progress)
+    state = loop.train(
+      setup.trainer,
+      setup.source,
+      setup.frozen_params,
+      init_params=setup.init_params,
+      placement=_student(setup).placement,
+      checkpoints=checkpoints,
+      save_every=config.save_every,
+      on_start=log.start,
+      on_step=log.step,
+    )
+  params = setup.trainer.rounded(state.params)
+  report = {
+    'config': dataclasses.asdict(config),
+    'environment': common.environment(),
+    'num_parameters': sum(x.size for x in jax.tree.leaves(params)),
+    'last': log.rows[-1] if log.rows else None,
+    'decoding': None,
+  }
+  if config.num_eval_prompts:
+    with common.Progress('decoding held-out prompts'):
+      report['decoding'] = list(decode_held_out(config, setup, params))
+  if config.out is not None:
+    write(config.out, setup, params)
+  if config.run_dir is not None:
+    common.write_json(str(config.run_folder() / 'report.json'), report)
+  return report
+
+
+def _student(setup: Setup) -> Transformer:
+  objective = setup.trainer.objective
+  return objective.draft if setup.target else objective.model
+
+
+def decode_held_out(
+  config: TrainConfig, setup: Setup, params: Params
+) -> Iterator[dict[str, Any]]:
+  """Block efficiency of the draft, greedy and at temperature 1."""
+  prompts = held_out_prompts(
+    config.eval_data, setup.tokenizer, config.num_eval_prompts
+  )
+  for temperature in (0.0, 1.0):
+    requests = [
+      Request(
+        prompt='',
+        prompt_tokens=tokens,
+        options=SamplingOptions(temperature=temperature),
+        seed=seed,
+        max_new_tokens=NEW_TOKENS,
+      )
+      for seed, tokens in enumerate(prompts)
+    ]
+    decoder = Decoder(
+      target=setup.target.model,
+      proposer=DraftModel(
+        model=setup.student, num_draft_tokens=NUM_DRAFT_TOKENS
+      ),
+      verify=chain.RULES['rejection' if temperature else 'greedy'],
+      max_length=PROMPT_LENGTH + NEW_TOKENS,
+    )
+    all_params = {
+      'target': setup.target.params,
+      'proposer': jax.tree.map(jax.device_put, sharding.to_host(params)),
+    }
+    figures = acceptance.block_efficiency(
+      decoder, all_params, requests, setup.tokenizer
+    )
+    yield {'temperature': temperature, **figures}
+
+
+def held_out_prompts(
+  names: tuple[str, ...], tokenizer: Tokenizer, num_prompts: int
+) -> list[tuple[int, ...]]:
+  """Beginnings from evenly spaced places of the texts, all of one length."""
+  paths: list[Any] = []
+  for name in names:
+    paths += NAMED_DATA[name]() if name in NAMED_DATA else [name]
+  stream = np.concatenate(
+    [d.tokens for d in data.read_documents(paths, tokenizer)]
+  )
+  last = len(stream) - PROMPT_LENGTH
+  if last < 0:
+    raise ValueError(
+      f'the texts must have at least {PROMPT_LENGTH} tokens, got {len(stream)}.'
+    )
+  starts = np.linspace(0, last, num_prompts).astype(int)
+  return [tuple(stream[i : i + PROMPT_LENGTH].tolist()) for i in starts]
+
+
+def write(path: str, setup: Setup, params: Params):
+  """The model folder, tokenizer included."""
+  export.write_folder(path, setup.config, setup.student, params)
+  tokenizer_files.save_tokenizer(path, setup.tokenizer)
+
+
+def summary(report: dict[str, Any]) -> str:
+  """One line about a run, for stderr."""
+  last = report['last'] or {}
+  parts = [f'{report["num_parameters"]:,} parameters']
+  for name in ('loss', 'eval_loss', 'eval_overlap'):
+    if name in last:
+      parts.append(f'{name} {last[name]:.4f}')
+  for row in report['decoding'] or ():
+    parts.append(
+      f'block efficiency {row["block_efficiency"]:.2f} at temperature '
+      f'{row["temperature"]:g}'
+    )
+  return ', '.join(parts)

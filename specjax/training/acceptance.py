@@ -1,0 +1,68 @@
+"""A draft judged by what decoding counts, and not by its loss alone."""
+
+import functools
+from collections.abc import Iterable, Sequence
+
+import jax
+import numpy as np
+
+from specjax import generation
+from specjax import metrics as metrics_lib
+from specjax.decode import Decoder
+from specjax.requests import Request
+from specjax.shapes import Params
+from specjax.tokenizers import Tokenizer
+from specjax.training.objective import Batch, Metrics, Objective
+
+
+def evaluate(
+  objective: Objective,
+  params: Params,
+  frozen_params: Params,
+  batches: Iterable[Batch],
+) -> dict[str, float]:
+  """The objective's figures, averaged over batches; nothing is trained.
+
+  For a draft 'overlap' is the mean of sum min(p, q) over the text's positions:
+  the probability that a drawn draft is accepted there.
+  """
+  rows = [
+    _figures(objective, params, frozen_params, batch) for batch in batches
+  ]
+  if not rows:
+    raise ValueError('there must be at least one batch to evaluate on.')
+  rows = jax.device_get(rows)
+  return {k: float(np.mean([row[k] for row in rows])) for k in rows[0]}
+
+
+@functools.partial(jax.jit, static_argnames='objective')
+def _figures(
+  objective: Objective, params: Params, frozen_params: Params, batch: Batch
+) -> Metrics:
+  # No noise that would differ between two evaluations.
+  key = jax.random.key(0)
+  value, figures = objective.loss(params, frozen_params, batch, key)
+  return {'loss': value, **figures}
+
+
+def block_efficiency(
+  decoder: Decoder,
+  params: Params,
+  requests: Sequence[Request],
+  tokenizer: Tokenizer,
+) -> dict[str, float | int | list | None]:
+  """The metrics of decoding some prompts, as `metrics.summarise` names them.
+
+  Args:
+    decoder: with the proposer to be judged.
+    params: {'target': ..., 'proposer': ...}.
+    requests: prompts and settings, one row at a time.
+    tokenizer: the target's.
+  """
+  results = list(
+    generation.generate(decoder, params, requests, tokenizer, batch_size=1)
+  )
+  total = results[0].tally
+  for result in results[1:]:
+    total += result.tally
+  return metrics_lib.summarise(total)
