@@ -1,7 +1,7 @@
 """Python's standard library as a text to train on, and what is kept from it.
 
-It lies on every machine that runs specjax, is openly licensed (PSF), and changes
-little from one Python to the next.
+It lies on every machine that runs specjax, is openly licensed (PSF), and
+changes little from one Python to the next.
 """
 
 import pathlib

@@ -6,8 +6,9 @@ r"""Trains a language model, or a draft that imitates a target.
   python experiments/train.py --config=small.json --target=model \
     --loss=forward_kl --data=stdlib --num_steps=4000 --run_dir=run2 --out=draft
 
-The first trains on the next token of a text; the second, with --target, on the
-target's law. What comes out is a folder for --target and --draft of generate.py.
+The first trains on the next token of a text; the second, with --target, on
+the target's law. What comes out is a folder for --target and --draft of
+generate.py.
 
 A run keeps its checkpoints and its metrics (a JSON object per line) in
 --run_dir. Started again with the same flags it goes on from the newest one, and

@@ -69,7 +69,9 @@ def define_data_flags(values: flags.FlagValues):
     'or the draft as it is by then (on-policy).',
   )
   number(
-    'written_share', 1.0, 'Share of the rows that are continued by --written_by.'
+    'written_share',
+    1.0,
+    'Share of the rows that are continued by --written_by.',
   )
   whole('written_after', 64, 'Tokens of the text that those rows keep.')
 

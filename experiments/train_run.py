@@ -10,39 +10,30 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
-from experiments import common, stdlib_text
+from experiments import common, held_out
 from experiments.train_config import TrainConfig
 from specjax import sharding, tokenizer_files
-from specjax.decode import Decoder
 from specjax.models import load
 from specjax.models.checkpoints import export, orbax
 from specjax.models.config import config_from_hf
 from specjax.models.transformer import Transformer
 from specjax.proposers.draft_model import DraftModel
-from specjax.requests import Request
-from specjax.sampling import SamplingOptions
 from specjax.shapes import Params
 from specjax.tokenizers import (
   ByteTokenizer,
   Tokenizer,
   check_same_vocabulary,
 )
-from specjax.training import acceptance, data, loop, written
+from specjax.training import data, evaluate, loop, written
 from specjax.training.checkpoints import Checkpoints
 from specjax.training.imitate import Distill, NextToken
 from specjax.training.objective import Objective, trainable
 from specjax.training.step import Trainer, TrainState
-from specjax.verify import chain
 
-NAMED_DATA = {
-  'stdlib': stdlib_text.training_files,
-  'stdlib_held_out': stdlib_text.held_out_files,
-}
 _NUM_EVAL_BATCHES = 16
-# Of a held-out prompt, and of what follows it.
-PROMPT_LENGTH, NEW_TOKENS, NUM_DRAFT_TOKENS = 128, 128, 4
+_NUM_DRAFT_TOKENS = 4
+_TEMPERATURES = (0.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,7 +73,6 @@ def prepare(config: TrainConfig) -> Setup:
   """
   if config.out is not None:
     orbax.check_free(pathlib.Path(config.out))
-  view = config.view()
   target = None
   if config.target is not None:
     with common.Progress(f'loading target {config.target}'):
@@ -131,7 +121,9 @@ def prepare(config: TrainConfig) -> Setup:
     held_out = _pack(config, config.eval_data, tokenizer, 0)
     num = max(min(held_out.num_rows // config.batch_size, _NUM_EVAL_BATCHES), 1)
     eval_batches = tuple(held_out.batch(i) for i in range(num))
-  identity = repr((trainer, packed.digest(), _decides(config), frozen_params is None))
+  identity = repr(
+    (trainer, packed.digest(), _decides(config), frozen_params is None)
+  )
   return Setup(
     student=student,
     config=hf_config,
@@ -187,10 +179,7 @@ def _objective(
 def _pack(
   config: TrainConfig, names: tuple[str, ...], tokenizer: Tokenizer, seed: int
 ) -> data.Packed:
-  paths: list[Any] = []
-  for name in names:
-    paths += NAMED_DATA[name]() if name in NAMED_DATA else [name]
-  documents = data.read_documents(paths, tokenizer)
+  documents = held_out.read(names, tokenizer)
   return data.pack(
     documents, batch_size=config.batch_size, length=config.length, seed=seed
   )
@@ -254,7 +243,7 @@ class _Log:
 
   def evaluate(self, params: Params) -> dict[str, float]:
     setup = self._setup
-    return acceptance.evaluate(
+    return evaluate.evaluate(
       setup.trainer.objective,
       setup.trainer.rounded(params),
       setup.frozen_params,
@@ -307,56 +296,17 @@ def _student(setup: Setup) -> Transformer:
 def decode_held_out(
   config: TrainConfig, setup: Setup, params: Params
 ) -> Iterator[dict[str, Any]]:
-  """Block efficiency of the draft, greedy and at temperature 1."""
-  prompts = held_out_prompts(
-    config.eval_data, setup.tokenizer, config.num_eval_prompts
+  """What decoding with the draft counts, by temperature."""
+  prompts = held_out.Prompts(
+    names=config.eval_data, num_prompts=config.num_eval_prompts
   )
-  for temperature in (0.0, 1.0):
-    requests = [
-      Request(
-        prompt='',
-        prompt_tokens=tokens,
-        options=SamplingOptions(temperature=temperature),
-        seed=seed,
-        max_new_tokens=NEW_TOKENS,
-      )
-      for seed, tokens in enumerate(prompts)
-    ]
-    decoder = Decoder(
-      target=setup.target.model,
-      proposer=DraftModel(
-        model=setup.student, num_draft_tokens=NUM_DRAFT_TOKENS
-      ),
-      verify=chain.RULES['rejection' if temperature else 'greedy'],
-      max_length=PROMPT_LENGTH + NEW_TOKENS,
-    )
-    all_params = {
-      'target': setup.target.params,
-      'proposer': jax.tree.map(jax.device_put, sharding.to_host(params)),
-    }
-    figures = acceptance.block_efficiency(
-      decoder, all_params, requests, setup.tokenizer
-    )
+  proposer = DraftModel(model=setup.student, num_draft_tokens=_NUM_DRAFT_TOKENS)
+  params = jax.tree.map(jax.device_put, sharding.to_host(params))
+  for temperature in _TEMPERATURES:
+    requests = prompts.requests(setup.tokenizer, temperature)
+    figures = held_out.measure(setup.target, proposer, params, requests)
+    del figures['tokens']
     yield {'temperature': temperature, **figures}
-
-
-def held_out_prompts(
-  names: tuple[str, ...], tokenizer: Tokenizer, num_prompts: int
-) -> list[tuple[int, ...]]:
-  """Beginnings from evenly spaced places of the texts, all of one length."""
-  paths: list[Any] = []
-  for name in names:
-    paths += NAMED_DATA[name]() if name in NAMED_DATA else [name]
-  stream = np.concatenate(
-    [d.tokens for d in data.read_documents(paths, tokenizer)]
-  )
-  last = len(stream) - PROMPT_LENGTH
-  if last < 0:
-    raise ValueError(
-      f'the texts must have at least {PROMPT_LENGTH} tokens, got {len(stream)}.'
-    )
-  starts = np.linspace(0, last, num_prompts).astype(int)
-  return [tuple(stream[i : i + PROMPT_LENGTH].tolist()) for i in starts]
 
 
 def write(path: str, setup: Setup, params: Params):

@@ -5,8 +5,8 @@
                                                        token of the one before
 
 Every epoch cuts the windows at another place and takes them in another order;
-both follow from seed and epoch. A run that goes on at batch n needs no more than
-n to see what it would have seen.
+both follow from seed and epoch. A run that goes on at batch n needs no more
+than n to see what it would have seen.
 """
 
 import dataclasses
@@ -55,8 +55,9 @@ def read_documents(
   """The documents of some files, in order.
 
   A .jsonl file has an object per line, with `text`, or with `prompt_tokens` and
-  `tokens` as experiments/generate.py writes them; a .json file is a whole result
-  of that script. Prompts are not predicted. Any other file is one UTF-8 text.
+  `tokens` as experiments/generate.py writes them; a .json file is a whole
+  result of that script. Prompts are not predicted. Any other file is one UTF-8
+  text.
 
   Raises:
     ValueError: a file holds something else, or ids that the tokenizer lacks.
@@ -122,7 +123,9 @@ def _from_row(row: Any, tokenizer: Tokenizer, where: str) -> Document:
         f'{wrong[0]}.'
       )
     parts.append(np.asarray(ids, np.int32))
-  mask = np.concatenate([np.zeros(len(parts[0]), bool), np.ones(len(parts[1]), bool)])
+  mask = np.concatenate(
+    [np.zeros(len(parts[0]), bool), np.ones(len(parts[1]), bool)]
+  )
   return Document(np.concatenate(parts), mask)
 
 

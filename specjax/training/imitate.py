@@ -1,4 +1,4 @@
-"""Objectives for language models: the next token of a text, or a target's law."""
+"""Objectives of language models: a text's next token, or a target's law."""
 
 import dataclasses
 

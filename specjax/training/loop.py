@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from specjax.sharding import Placement, put
 from specjax.shapes import Params
+from specjax.sharding import Placement, put
 from specjax.training.checkpoints import Checkpoints
 from specjax.training.data import Source
 from specjax.training.objective import Metrics
@@ -29,7 +29,7 @@ def train(
   on_start: Callable[[int, TrainState], None] | None = None,
   on_step: OnStep | None = None,
 ) -> TrainState:
-  """Runs to the end of the schedule, from the newest checkpoint if there is one.
+  """Runs to the end of the schedule, on from the newest checkpoint.
 
   What comes out is a function of the arguments alone: stopped at any step, by
   whatever means, and started again, a run ends with the same bits.

@@ -7,8 +7,8 @@
 
 Total variation is one minus the probability that a drawn draft is accepted
 (Leviathan et al., arXiv:2211.17192, Theorem 3.5), so it trains what decoding
-counts; it says little where p and q hardly overlap, as at the start. DistillSpec
-(Zhou et al., arXiv:2310.08461, section 4) compares the four.
+counts; it says little where p and q hardly overlap, as at the start.
+DistillSpec (Zhou et al., arXiv:2310.08461, section 4) compares the four.
 """
 
 from collections.abc import Callable

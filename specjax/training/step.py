@@ -14,6 +14,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.shapes import Array, Key, Params
 from specjax.training.objective import Batch, Metrics, Objective
@@ -133,7 +134,18 @@ class Trainer:
     Args:
       params: to start from, floats of any dtype; None: the objective's own.
     """
-    return _init(self, self.objective.init(self.key()) if params is None else params)
+    if params is None:
+      params = self.objective.init(self.key())
+    state = _init(self, params)
+    # Scalars lie where the parameters do: what goes into a step is laid out as
+    # what comes out of it, and is compiled for once.
+    lies = jax.tree.leaves(params)[0].sharding
+    if not isinstance(lies, NamedSharding):
+      return state
+    everywhere = NamedSharding(lies.mesh, PartitionSpec())
+    return jax.tree.map(
+      lambda x: jax.device_put(x, everywhere) if x.ndim == 0 else x, state
+    )
 
   def rounded(self, params: Params) -> Params:
     """The parameters as the objective computes with them."""
@@ -158,9 +170,7 @@ def _init(trainer: Trainer, params: Params) -> TrainState:
   return TrainState(jnp.int32(0), params, optimizer)
 
 
-@functools.partial(
-  jax.jit, static_argnames='trainer', donate_argnames='state'
-)
+@functools.partial(jax.jit, static_argnames='trainer', donate_argnames='state')
 def _step(
   trainer: Trainer, state: TrainState, frozen_params: Params, batch: Batch
 ) -> tuple[TrainState, Metrics]:
@@ -184,7 +194,7 @@ def _step(
     grads, state.optimizer, state.params
   )
   figures |= {
-    'grad_norm': optax.global_norm(grads),
+    'grad_norm': optax.tree.norm(grads),
     'learning_rate': trainer.adamw.schedule()(state.step),
   }
   params = optax.apply_updates(state.params, updates)

@@ -1,17 +1,12 @@
-"""A draft judged by what decoding counts, and not by its loss alone."""
+"""An objective's figures on text that is not trained on."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import jax
 import numpy as np
 
-from specjax import generation
-from specjax import metrics as metrics_lib
-from specjax.decode import Decoder
-from specjax.requests import Request
 from specjax.shapes import Params
-from specjax.tokenizers import Tokenizer
 from specjax.training.objective import Batch, Metrics, Objective
 
 
@@ -43,26 +38,3 @@ def _figures(
   key = jax.random.key(0)
   value, figures = objective.loss(params, frozen_params, batch, key)
   return {'loss': value, **figures}
-
-
-def block_efficiency(
-  decoder: Decoder,
-  params: Params,
-  requests: Sequence[Request],
-  tokenizer: Tokenizer,
-) -> dict[str, float | int | list | None]:
-  """The metrics of decoding some prompts, as `metrics.summarise` names them.
-
-  Args:
-    decoder: with the proposer to be judged.
-    params: {'target': ..., 'proposer': ...}.
-    requests: prompts and settings, one row at a time.
-    tokenizer: the target's.
-  """
-  results = list(
-    generation.generate(decoder, params, requests, tokenizer, batch_size=1)
-  )
-  total = results[0].tally
-  for result in results[1:]:
-    total += result.tally
-  return metrics_lib.summarise(total)
