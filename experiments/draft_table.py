@@ -10,6 +10,8 @@ K = 4, and tokens/s beside plain decoding. A line of JSON each, as they come.
   scratch     the next token of the text
   forward_kl, reverse_kl, js, tv    the target's law, on the same text
   on_policy   forward_kl, half of the rows continued by the draft itself
+  online      forward_kl, half of the rows written by target and draft together,
+              of which only the rejected places are learnt
 """
 
 import json
@@ -35,6 +37,11 @@ WAYS: dict[str, dict[str, Any]] = {
   'on_policy': {
     'loss': 'forward_kl',
     'written_by': 'draft',
+    'written_share': 0.5,
+  },
+  'online': {
+    'loss': 'forward_kl',
+    'written_by': 'pair',
     'written_share': 0.5,
   },
 }

@@ -10,8 +10,7 @@ from specjax import noise
 from specjax.mesh import MeshShape, View, parse_mesh, refine
 from specjax.training.losses import DIVERGENCES
 from specjax.training.step import AdamW
-
-WRITERS = ('none', 'target', 'draft')
+from specjax.training.written import WRITERS
 
 
 def define_model_flags(values: flags.FlagValues):
@@ -64,9 +63,10 @@ def define_data_flags(values: flags.FlagValues):
   enum(
     'written_by',
     'none',
-    WRITERS,
-    'Who continues the beginnings of rows, with --target: nobody, the target, '
-    'or the draft as it is by then (on-policy).',
+    ('none', *WRITERS),
+    'Who continues the beginnings of rows, with --target: nobody; the target; '
+    'the draft as it is by then (on-policy); or the pair, decoding together, '
+    'and only the places are learnt in which a draft was rejected (online).',
   )
   number(
     'written_share',

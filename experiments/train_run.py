@@ -107,11 +107,12 @@ def prepare(config: TrainConfig) -> Setup:
   packed = _pack(config, config.data, tokenizer, config.seed)
   source: data.Source = packed
   if config.written_by != 'none':
-    is_target = config.written_by == 'target'
     source = written.Written(
       source=packed,
-      model=objective.target if is_target else objective.draft,
-      params=frozen_params if is_target else None,
+      writer=config.written_by,
+      target=objective.target,
+      draft=objective.draft,
+      target_params=frozen_params,
       share=config.written_share,
       after=config.written_after,
       seed=config.seed,

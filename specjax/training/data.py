@@ -44,7 +44,7 @@ class Source(Protocol):
 
     Args:
       position: the number of the step, from 0.
-      params: what has been trained so far, for text written by it.
+      params: what has been trained so far, in float32, for text written by it.
     """
     ...
 

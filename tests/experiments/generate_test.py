@@ -1,7 +1,7 @@
 """The program people run, on the demo pair, from flags to result file."""
 
 import contextlib
-import functools
+import dataclasses
 import io
 import json
 import math
@@ -11,6 +11,7 @@ import tempfile
 import types
 from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -67,19 +68,6 @@ SECONDS = {
   'seconds_prefill',
   'seconds_decode',
 }
-
-
-# The pair is counted once, not in every run.
-_CACHED = mock.patch.object(load, 'load', functools.cache(load.load))
-
-
-def setUpModule():
-  _CACHED.start()
-
-
-def tearDownModule():
-  # Not a module cleanup: pytest does not run those.
-  _CACHED.stop()
 
 
 class Run:
@@ -599,13 +587,8 @@ class LoadTest(parameterized.TestCase):
 class UnknownNumbersTest(absltest.TestCase):
   def test_what_is_not_finite_is_null(self):
     target = load.load('demo:target', 'bfloat16')
-    tables = [
-      {**own, 'table': jnp.full_like(own['table'], jnp.nan)}
-      for own in target.params
-    ]
-    broken = load.Loaded(
-      target.name, target.model, tuple(tables), ByteTokenizer(), (256,)
-    )
+    params = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), target.params)
+    broken = dataclasses.replace(target, params=params)
     with mock.patch.object(load, 'load', lambda *args: broken):
       run = Run(*PLAIN, f'--prompt={PROMPT}', '--logprobs')
     request = run.requests[0]

@@ -80,7 +80,7 @@ class ResumeTest(parameterized.TestCase):
     shutil.copytree(self.folder / 'step-00000005', half)
     self.assertTrue(tiny.same(self.train(), expected))
 
-  @parameterized.parameters('target', 'draft')
+  @parameterized.parameters(*written.WRITERS)
   def test_text_written_on_the_way(self, writer):
     objective = Distill(
       draft=trainable(tiny.model()),
@@ -88,11 +88,12 @@ class ResumeTest(parameterized.TestCase):
       divergence='forward_kl',
     )
     frozen = objective.target.init(jax.random.key(5))
-    is_target = writer == 'target'
     source = written.Written(
       source=tiny.packed(),
-      model=objective.target if is_target else objective.draft,
-      params=frozen if is_target else None,
+      writer=writer,
+      target=objective.target,
+      draft=objective.draft,
+      target_params=frozen,
       share=0.5,
       after=5,
       seed=3,
@@ -114,7 +115,13 @@ class ResumeTest(parameterized.TestCase):
     np.testing.assert_array_equal(
       batch['tokens_BT'][:, is_old], plain['tokens_BT'][:, is_old]
     )
-    self.assertTrue((batch['mask_BT'][:2] == ~is_old).all())
+    self.assertFalse(batch['mask_BT'][:2, is_old].any())
+    if writer == 'pair':
+      # A draft is rejected now and then, and not always.
+      self.assertTrue(batch['mask_BT'][:2].any())
+      self.assertFalse(batch['mask_BT'][:2, 5:].all())
+    else:
+      self.assertTrue(batch['mask_BT'][:2, 5:].all())
     new = batch['tokens_BT'][:2, 5:]
     self.assertNotEqual(new.tolist(), plain['tokens_BT'][:2, 5:].tolist())
     again = source.batch(1, expected.params)['tokens_BT']
