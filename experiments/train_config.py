@@ -78,7 +78,7 @@ def define_data_flags(values: flags.FlagValues):
 
 def define_optimizer_flags(values: flags.FlagValues):
   _, _, whole, number = _definers(values)
-  whole('num_steps', None, 'Steps of the run.')
+  whole('num_steps', None, 'Steps of the schedule.')
   number('learning_rate', 1e-3, 'At its peak.')
   whole('num_warmup_steps', 100, 'Of linear growth, before the cosine.')
   number('weight_decay', 0.1, 'Of matrices.')
@@ -92,6 +92,12 @@ def define_run_flags(values: flags.FlagValues):
   string('run_dir', None, 'Folder of checkpoints and metrics.jsonl.')
   string('out', None, 'Model folder to write at the end; absent or empty.')
   whole('save_every', 200, 'Steps between checkpoints.')
+  whole(
+    'stop_at',
+    None,
+    'End at this step, before the schedule does; --out gets the model as it '
+    'is, and the run can go on later.',
+  )
   whole('log_every', 10, 'Steps between lines of metrics.')
   whole('eval_every', 500, 'Steps between evaluations, with --eval_data.')
   whole(
@@ -153,6 +159,7 @@ class TrainConfig:
   run_dir: str | None = None
   out: str | None = None
   save_every: int = 200
+  stop_at: int | None = None
   log_every: int = 10
   eval_every: int = 500
   num_eval_prompts: int = 0
@@ -167,6 +174,10 @@ class TrainConfig:
     for name in ('save_every', 'log_every', 'eval_every'):
       if getattr(self, name) < 1:
         raise ValueError(f'{name} must be >= 1, got {getattr(self, name)}.')
+    if self.stop_at is not None and not 1 <= self.stop_at <= self.num_steps:
+      raise ValueError(
+        f'stop_at must be in 1..{self.num_steps}, got {self.stop_at}.'
+      )
     shape = self.mesh_shape()
     if self.batch_size < 1 or self.batch_size % (
       shape.data * self.num_accumulated
@@ -202,6 +213,10 @@ class TrainConfig:
 
   def mesh_shape(self) -> MeshShape:
     return parse_mesh(self.mesh)
+
+  @property
+  def last_step(self) -> int:
+    return self.stop_at or self.num_steps
 
   def view(self) -> View:
     return refine(self.mesh_shape())[0]

@@ -142,7 +142,7 @@ def prepare(config: TrainConfig) -> Setup:
 def _decides(config: TrainConfig) -> dict[str, Any]:
   """The settings that the parameters depend on."""
   idle = {'run_dir', 'out', 'eval_data', 'num_eval_prompts'}
-  idle |= {'save_every', 'log_every', 'eval_every'}
+  idle |= {'save_every', 'stop_at', 'log_every', 'eval_every'}
   settings = dataclasses.asdict(config)
   return {k: v for k, v in settings.items() if k not in idle}
 
@@ -218,16 +218,16 @@ class _Log:
 
   def step(self, step: int, state: TrainState, figures: dict[str, Any]):
     config = self._config
-    is_last = step == config.num_steps
+    is_last = step == config.last_step
     if step % config.log_every and not is_last and step % config.eval_every:
       return
     row = {k: float(v) for k, v in jax.device_get(figures).items()}
     seconds = time.perf_counter() - self._clock
     num_tokens = (step - self._start) * config.batch_size * (config.length - 1)
     rate = num_tokens / seconds
-    left = (config.num_steps - step) * seconds / (step - self._start)
+    left = (config.last_step - step) * seconds / (step - self._start)
     self._progress.update(
-      f'step {step} of {config.num_steps}, loss {row["loss"]:.4f}, '
+      f'step {step} of {config.last_step}, loss {row["loss"]:.4f}, '
       f'{rate:.0f} tokens/s, {left:.0f} s left'
     )
     row = {'step': step, **row, 'tokens_per_second': rate, 'seconds': seconds}
@@ -268,6 +268,7 @@ def run(config: TrainConfig) -> dict[str, Any]:
       placement=_student(setup).placement,
       checkpoints=checkpoints,
       save_every=config.save_every,
+      stop_at=config.stop_at,
       on_start=log.start,
       on_step=log.step,
     )

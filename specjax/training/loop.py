@@ -26,10 +26,11 @@ def train(
   placement: Placement | None = None,
   checkpoints: Checkpoints | None = None,
   save_every: int = 0,
+  stop_at: int | None = None,
   on_start: Callable[[int, TrainState], None] | None = None,
   on_step: OnStep | None = None,
 ) -> TrainState:
-  """Runs to the end of the schedule, on from the newest checkpoint.
+  """Runs the schedule, on from the newest checkpoint if there is one.
 
   What comes out is a function of the arguments alone: stopped at any step, by
   whatever means, and started again, a run ends with the same bits.
@@ -42,6 +43,7 @@ def train(
     placement: whose data axis the rows are split over.
     checkpoints: where to; None keeps none.
     save_every: steps between two checkpoints; 0: none but the last.
+    stop_at: the step to end at before the schedule does; None: its end.
     on_start: called once with the steps already taken and the state.
     on_step: called after every step.
 
@@ -58,6 +60,8 @@ def train(
   if on_start is not None:
     on_start(start, state)
   num_steps = trainer.adamw.num_steps
+  if stop_at is not None:
+    num_steps = min(num_steps, stop_at)
   for step in range(start, num_steps):
     batch = source.batch(step, state.params)
     batch = jax.tree.map(lambda x: _put(x, placement), batch)
