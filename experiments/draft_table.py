@@ -118,7 +118,9 @@ def measure(
   )
   proposer, params = Nothing(), ()
   if draft is not None:
-    loaded = conversions.load_model(str(draft), target.model.dtype)
+    loaded = conversions.load_model(
+      str(draft), target.model.dtype, 'none', None
+    )
     params = loaded.params
     proposer = DraftModel(
       model=loaded.model, num_draft_tokens=values.num_draft_tokens
@@ -140,7 +142,7 @@ def main(values: flags.FlagValues):
       raise ValueError(f'--ways must be of {", ".join(WAYS)}, got {way!r}.')
   if values.json_out is not None:
     common.check_writable(values.json_out)
-  target = conversions.load_model(values.target, 'bfloat16')
+  target = conversions.load_model(values.target, 'bfloat16', 'none', None)
   plain = measure(values, target, None)
   lines = []
   print(

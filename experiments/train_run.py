@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 from experiments import common, held_out
 from experiments.train_config import TrainConfig
@@ -89,16 +90,21 @@ def prepare(config: TrainConfig) -> Setup:
     init_params = loaded.params
   else:
     hf_config = _read_config(config.config)
-  sizes = tokenizer.vocab_size, hf_config.get('vocab_size')
-  vocab_size = min(tokenizer.vocab_size, hf_config.get('vocab_size', 0))
-  if vocab_size < tokenizer.vocab_size:
+  vocab_size = tokenizer.vocab_size
+  num_rows = hf_config.get('vocab_size')
+  if not isinstance(num_rows, int) or num_rows < vocab_size:
     raise ValueError(
-      f'vocab_size must be at least {sizes[0]}, the ids of the tokenizer, got '
-      f'{sizes[1]}.'
+      f'vocab_size must be at least {vocab_size}, the ids of the tokenizer, '
+      f'got {num_rows!r}.'
     )
   student = config_from_hf(hf_config, vocab_size, config.dtype)
   objective, frozen_params = _objective(config, student, target)
   trainer = Trainer(objective=objective, adamw=config.adamw(), seed=config.seed)
+  if init_params is not None:
+    placed = _trained(objective)
+    init_params = sharding.put_params(
+      placed.param_specs(), init_params, placed.placement
+    )
   if config.length > student.context_length:
     raise ValueError(
       f'length must be at most {student.context_length}, the context of the '
@@ -119,12 +125,13 @@ def prepare(config: TrainConfig) -> Setup:
     )
   eval_batches = ()
   if config.eval_data:
-    held_out = _pack(config, config.eval_data, tokenizer, 0)
-    num = max(min(held_out.num_rows // config.batch_size, _NUM_EVAL_BATCHES), 1)
-    eval_batches = tuple(held_out.batch(i) for i in range(num))
-  identity = repr(
-    (trainer, packed.digest(), _decides(config), frozen_params is None)
-  )
+    unseen = _pack(config, config.eval_data, tokenizer, 0)
+    num = max(min(unseen.num_rows // config.batch_size, _NUM_EVAL_BATCHES), 1)
+    eval_batches = tuple(unseen.batch(i) for i in range(num))
+  identity = hashlib.sha256(repr((trainer, _decides(config))).encode())
+  identity.update(packed.digest().encode())
+  for leaf in jax.tree.leaves(sharding.to_host((init_params, frozen_params))):
+    identity.update(np.ascontiguousarray(leaf).tobytes())
   return Setup(
     student=student,
     config=hf_config,
@@ -135,7 +142,7 @@ def prepare(config: TrainConfig) -> Setup:
     tokenizer=tokenizer,
     source=source,
     eval_batches=eval_batches,
-    digest=hashlib.sha256(identity.encode()).hexdigest(),
+    digest=identity.hexdigest(),
   )
 
 
@@ -169,12 +176,10 @@ def _objective(
     target=trainable(target.model, view),
     divergence=config.loss,
   )
-  shards = jax.tree.map(
-    lambda spec: objective.target.placement.sharding(*spec.logical_axes),
-    objective.target.param_specs(),
-    is_leaf=lambda x: hasattr(x, 'logical_axes'),
+  model = objective.target
+  return objective, sharding.put_params(
+    model.param_specs(), target.params, model.placement
   )
-  return objective, jax.device_put(target.params, shards)
 
 
 def _pack(
@@ -265,7 +270,7 @@ def run(config: TrainConfig) -> dict[str, Any]:
       setup.source,
       setup.frozen_params,
       init_params=setup.init_params,
-      placement=_student(setup).placement,
+      placement=_trained(setup.trainer.objective).placement,
       checkpoints=checkpoints,
       save_every=config.save_every,
       stop_at=config.stop_at,
@@ -290,9 +295,10 @@ def run(config: TrainConfig) -> dict[str, Any]:
   return report
 
 
-def _student(setup: Setup) -> Transformer:
-  objective = setup.trainer.objective
-  return objective.draft if setup.target else objective.model
+def _trained(objective: NextToken | Distill) -> Transformer:
+  """The model that is trained, where it is trained."""
+  is_next_token = isinstance(objective, NextToken)
+  return objective.model if is_next_token else objective.draft
 
 
 def decode_held_out(

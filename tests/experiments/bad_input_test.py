@@ -199,7 +199,7 @@ class BadInputTest(Case):
       'temperature 0',
       '0.7',
     ),
-    ('context', ('--max_length=9999',), '1024', 'context', '9999'),
+    ('context', ('--max_length=9999',), '512', 'context', '9999'),
     ('chat', ('--chat',), 'no chat template'),
     ('demo', ('--target=demo:teacher',), "'demo:teacher'", 'demo:target'),
     ('missing', ('--target=/no/such/model.gguf',), '/no/such', '.gguf'),

@@ -39,7 +39,7 @@ class Files(parameterized.TestCase):
       f'--out={self.folder / name / "model"}',
       '--batch_size=2',
       '--length=33',
-      '--num_warmup_steps=2',
+      '--num_warmup_steps=1',
       '--learning_rate=1e-2',
       '--dtype=float32',
       '--log_every=1',
@@ -192,7 +192,7 @@ class RefusedTest(Files):
     (('--num_steps=2',), 'one of --config and --init'),
     (('--config={config}',), '--num_steps must be given'),
     (('--config={config}', '--num_steps=0'), 'num_steps must be >= 1, got 0'),
-    (('--config={config}', '--num_steps=2', '--data=/no/x'), '/no/x'),
+    (('--config={config}', '--num_steps=4', '--data=/no/x'), '/no/x'),
     (('--config={text}', '--num_steps=4'), 'must be JSON'),
     (
       ('--config={config}', '--num_steps=4', '--written_by=draft'),
@@ -224,9 +224,8 @@ class RefusedTest(Files):
   def test_a_run_folder_of_other_settings(self):
     config = f'--config={self.config}'
     self.train('run', config, '--num_steps=3')
-    argv = self.flags('run', config, '--num_steps=4', '--out=')
-    argv[2] = f'--out={self.folder / "other"}'
-    argv = [flag for flag in argv if flag != '--out=']
+    other = f'--out={self.folder / "other"}'
+    argv = self.flags('run', config, '--num_steps=4', other)
     code, _, err = self.run_script(train, train.FLAG_GROUPS, argv)
     self.assertEqual(code, 2)
     self.assertIn('of a run with other settings', err)

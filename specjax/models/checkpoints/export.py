@@ -31,7 +31,7 @@ def write_folder(
   """Writes the folder, whole or not at all.
 
   Args:
-    path: must not exist, or hold at most a config.json.
+    path: must not exist, or be an empty folder.
     config: in config.json form; what `model` was made from.
     model: of float weights, not fused, in any placement.
     params: its parameters.
