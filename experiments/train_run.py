@@ -205,7 +205,7 @@ class _Log:
   def start(self, step: int, state: TrainState):
     """Forgets what was logged behind the checkpoint that a run goes on from."""
     del state
-    self._start = step
+    self._start, self._earlier = step, 0.0
     self._clock = time.perf_counter()
     if self._file is None or not self._file.exists():
       return
@@ -216,6 +216,7 @@ class _Log:
         continue  # A line that a killed run did not finish.
       if row['step'] <= step:
         self.rows.append(row)
+        self._earlier = row['seconds']
     temporary = self._file.with_name(f'.{self._file.name}.{os.getpid()}.tmp')
     text = ''.join(json.dumps(row) + '\n' for row in self.rows)
     temporary.write_text(text, encoding='utf-8')
@@ -226,7 +227,8 @@ class _Log:
     is_last = step == config.last_step
     if step % config.log_every and not is_last and step % config.eval_every:
       return
-    row = {k: float(v) for k, v in jax.device_get(figures).items()}
+    row = {'step': step}
+    row |= {k: float(v) for k, v in jax.device_get(figures).items()}
     seconds = time.perf_counter() - self._clock
     num_tokens = (step - self._start) * config.batch_size * (config.length - 1)
     rate = num_tokens / seconds
@@ -235,7 +237,7 @@ class _Log:
       f'step {step} of {config.last_step}, loss {row["loss"]:.4f}, '
       f'{rate:.0f} tokens/s, {left:.0f} s left'
     )
-    row = {'step': step, **row, 'tokens_per_second': rate, 'seconds': seconds}
+    row |= {'tokens_per_second': rate, 'seconds': self._earlier + seconds}
     if self._setup.eval_batches and (is_last or step % config.eval_every == 0):
       # Evaluation is no part of the training's speed.
       clock = time.perf_counter()

@@ -98,44 +98,49 @@ class Checkpoints:
     steps = self.steps()
     if not steps:
       return None
+    folder = self._folder(steps[-1])
     try:
-      return self._restore(steps[-1], like)
+      if _whole(folder, steps[-1]).get('run') == self.run:
+        return _load(folder, like)
     except ValueError as error:
-      advice = f'remove {self._folder(steps[-1])} to '
+      advice = f'remove {folder} to '
       advice += f'go on from step {steps[-2]}' if steps[1:] else 'begin anew'
       raise ValueError(f'{str(error).rstrip(".")}; {advice}.') from None
+    raise ValueError(
+      f'{folder} is of a run with other settings, another objective or other '
+      'data; this one needs a folder of its own.'
+    )
 
   def _folder(self, step: int) -> pathlib.Path:
     return self.directory / f'step-{step:08d}'
 
-  def _restore(self, step: int, like: TrainState) -> TrainState:
-    folder = self._folder(step)
-    about = _read(folder / _FILE)
-    if about.get('format') != _FORMAT or about.get('version') != _VERSION:
-      raise ValueError(
-        f'{folder} must be a {_FORMAT} of version {_VERSION}, it is not.'
-      )
-    if about.get('run') != self.run:
-      raise ValueError(
-        f'{folder} is of a run with other settings, another objective or other '
-        'data'
-      )
-    files = about.get('files')
-    got = _hashes(folder)
-    if files != got or about.get('step') != step:
-      files = files if isinstance(files, dict) else {}
-      wrong = sorted(k for k in {*files, *got} if files.get(k) != got.get(k))
-      raise ValueError(
-        f'{folder} is damaged, not as it was written: '
-        f'{", ".join(wrong[:5]) or _FILE}'
-      )
-    abstract = jax.tree.map(_abstract, like)
-    with ocp.StandardCheckpointer() as checkpointer:
-      try:
-        return checkpointer.restore(folder.absolute() / 'state', abstract)
-      except Exception as error:  # It raises nothing more precise.
-        reason = ' '.join(str(error).split())[:300]
-        raise ValueError(f'{folder} cannot be read: {reason}') from None
+
+def _whole(folder: pathlib.Path, step: int) -> dict[str, Any]:
+  """What a checkpoint says of itself, once every file is as it was written."""
+  about = _read(folder / _FILE)
+  if about.get('format') != _FORMAT or about.get('version') != _VERSION:
+    raise ValueError(
+      f'{folder} must be a {_FORMAT} of version {_VERSION}, it is not.'
+    )
+  files, got = about.get('files'), _hashes(folder)
+  if files != got or about.get('step') != step:
+    files = files if isinstance(files, dict) else {}
+    wrong = sorted(k for k in {*files, *got} if files.get(k) != got.get(k))
+    raise ValueError(
+      f'{folder} is damaged, not as it was written: '
+      f'{", ".join(wrong[:5]) or _FILE}.'
+    )
+  return about
+
+
+def _load(folder: pathlib.Path, like: TrainState) -> TrainState:
+  abstract = jax.tree.map(_abstract, like)
+  with ocp.StandardCheckpointer() as checkpointer:
+    try:
+      return checkpointer.restore(folder.absolute() / 'state', abstract)
+    except Exception as error:  # It raises nothing more precise.
+      reason = ' '.join(str(error).split())[:300]
+      raise ValueError(f'{folder} cannot be read: {reason}.') from None
 
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:
