@@ -1,7 +1,6 @@
 """Bad input ends with one sentence and exit code 2, and writes nothing."""
 
 import contextlib
-import functools
 import io
 import json
 import os
@@ -29,20 +28,6 @@ EMBED, UP = 'model.embed_tokens.weight', 'model.layers.0.mlp.up_proj.weight'
 PROGRESS = re.compile(
   r'^(loading|compiling|decoding).* \.\.\. \d+\.\d s\n', re.M
 )
-
-
-_CACHED = mock.patch.object(
-  load, '_load_demo', functools.cache(load._load_demo)
-)
-
-
-def setUpModule():
-  _CACHED.start()
-
-
-def tearDownModule():
-  # Not a module cleanup: pytest does not run those.
-  _CACHED.stop()
 
 
 class Case(parameterized.TestCase):
