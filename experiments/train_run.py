@@ -105,10 +105,11 @@ def prepare(config: TrainConfig) -> Setup:
     init_params = sharding.put_params(
       placed.param_specs(), init_params, placed.placement
     )
-  if config.length > student.context_length:
+  # The last token of a row is predicted, and never read.
+  if config.length - 1 > student.context_length:
     raise ValueError(
-      f'length must be at most {student.context_length}, the context of the '
-      f'model, got {config.length}.'
+      f'length must be at most {student.context_length + 1}, one more than the '
+      f'context of the model, got {config.length}.'
     )
   packed = _pack(config, config.data, tokenizer, config.seed)
   source: data.Source = packed

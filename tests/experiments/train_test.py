@@ -199,8 +199,8 @@ class RefusedTest(Files):
       '--written_by=draft needs --target',
     ),
     (
-      ('--config={config}', '--num_steps=4', '--length=257'),
-      'at most 256, the context of the model, got 257',
+      ('--config={config}', '--num_steps=4', '--length=258'),
+      'at most 257, one more than the context of the model, got 258',
     ),
     (
       ('--config={config}', '--num_steps=4', '--num_accumulated=3'),
