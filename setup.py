@@ -78,6 +78,7 @@ setuptools.setup(
   # and `from experiments import common` works in scripts as in tests.
   package_dir={'': '.'},
   packages=setuptools.find_packages(include=['specjax', 'specjax.*']),
+  package_data={'specjax.models': ['demo/*', 'demo/*/*']},
   ext_modules=kernels(),
   # Asked for by pip before it builds: a fresh environment has no jaxlib yet,
   # and its headers are needed.

@@ -20,7 +20,6 @@ import jax
 
 from specjax.mesh import View
 from specjax.models import fused, load
-from specjax.models.transformer import Transformer
 
 # Changes with whatever changes the parameters that a file becomes.
 _VERSION = 1
@@ -62,16 +61,10 @@ def load_model(
     cache_dir: where converted models are kept; None keeps none.
 
   Raises:
-    ValueError: as `load.load`, or the model has no cache of such a dtype.
+    ValueError: as `load.load`.
   """
   loaded = _load(name, dtype, quantize, view, cache_dir)
   model, params = loaded.model, loaded.params
-  if not isinstance(model, Transformer):
-    if cache_dtype is not None:
-      raise ValueError(
-        f'--cache_dtype is for transformers, {name} has a cache of its own.'
-      )
-    return loaded
   model = dataclasses.replace(model, cache_dtype=cache_dtype)
   if model.placement is None:
     model, params = fused.fuse(model, params)
@@ -87,8 +80,8 @@ def _load(
 ) -> load.Loaded:
   """`load.load`, by way of the folder if one is given.
 
-  Models that are not converted (built in code, orbax folders) go past it, and
-  so does hf:ORG/NAME, whose files are not known by a path.
+  Models that are not converted (orbax folders) go past it, and so do those that
+  are not known by a path (hf:ORG/NAME, demo:target).
 
   Raises:
     ValueError: as `load.load`. What goes wrong with the folder itself is a

@@ -1,16 +1,18 @@
-"""Saves a tokenizer as files that `tokenizers.from_tokenizer_json` reads."""
+"""Tokenizers as files beside a model: written, and read again."""
 
 import json
 import os
 import pathlib
 
 from specjax.tokenizers import (
+  ByteTokenizer,
   LibraryTokenizer,
   Tokenizer,
   from_tokenizer_json,
 )
 
 _SPACE = '\u2581'  # How SentencePiece spells a space.
+_BYTES = 'specjax.ByteTokenizer'
 _COMPARED = (
   'tokens',
   'added_ids',
@@ -26,6 +28,23 @@ _COMPARED = (
 )
 
 
+def read_tokenizer(folder: str | os.PathLike) -> Tokenizer:
+  """The tokenizer of a folder: from tokenizer.json, or bytes if it says so.
+
+  Raises:
+    ValueError: a file is missing or broken, or names another tokenizer.
+  """
+  config = pathlib.Path(folder) / 'tokenizer_config.json'
+  if not (pathlib.Path(folder) / 'tokenizer.json').exists() and config.exists():
+    try:
+      stated = json.loads(config.read_text(encoding='utf-8'))
+    except (ValueError, RecursionError) as error:
+      raise ValueError(f'{config} must be JSON: {error}.') from None
+    if isinstance(stated, dict) and stated.get('tokenizer_class') == _BYTES:
+      return ByteTokenizer()
+  return from_tokenizer_json(folder)
+
+
 def save_tokenizer(folder: str | os.PathLike, tokenizer: Tokenizer):
   """Writes `tokenizer.json` and `tokenizer_config.json`.
 
@@ -34,12 +53,18 @@ def save_tokenizer(folder: str | os.PathLike, tokenizer: Tokenizer):
 
   Args:
     folder: exists; files of these names are replaced.
-    tokenizer: a `LibraryTokenizer`, from a folder or from a GGUF file.
+    tokenizer: a `LibraryTokenizer`, from a folder or from a GGUF file, or a
+      `ByteTokenizer`, for which tokenizer_config.json alone is written.
 
   Raises:
     ValueError: another kind of tokenizer, or one that reads back differently:
       two ids with one spelling, for instance.
   """
+  if isinstance(tokenizer, ByteTokenizer):
+    text = json.dumps({'tokenizer_class': _BYTES}, indent=1) + '\n'
+    path = pathlib.Path(folder) / 'tokenizer_config.json'
+    path.write_text(text, encoding='utf-8')
+    return
   if not isinstance(tokenizer, LibraryTokenizer):
     raise ValueError(
       f'{type(tokenizer).__name__} cannot be saved, only a tokenizer from '

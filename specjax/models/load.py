@@ -6,19 +6,18 @@ import pathlib
 import shutil
 from typing import Any
 
-import numpy as np
-
 from specjax import gguf_tokenizer, tokenizer_files, tokenizers
 from specjax.mesh import View, place
 from specjax.models.base import LanguageModel
 from specjax.models.checkpoints import base as checkpoints
 from specjax.models.checkpoints import gguf, orbax, safetensors
 from specjax.models.config import config_from_hf
-from specjax.models.counting import CountingModel, own_source
 from specjax.models.quantize import check_scheme
 from specjax.shapes import Params
 
-_DEMO_ORDERS = {'demo:target': (1, 2, 3, 5, 8), 'demo:draft': (1, 2, 3, 4)}
+# A pair trained by experiments/train.py; MODEL_CARD.md there says how.
+_DEMO = pathlib.Path(__file__).with_name('demo')
+_DEMO_FOLDERS = {'demo:target': 'target', 'demo:draft': 'draft'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +47,11 @@ def load(
   """Loads a model by name.
 
   Args:
-    name: 'demo:target' or 'demo:draft' (built in code, no download), a .gguf
+    name: 'demo:target' or 'demo:draft' (they come along), a .gguf
       file, a folder with config.json and safetensors, an orbax folder, or
       'hf:ORG/NAME' through huggingface_hub, its cache and its offline mode.
-    dtype: 'float32' or 'bfloat16', of weights, activations and cache. The
-      demo models are tables of float32 whatever it says.
+    dtype: 'float32' or 'bfloat16', of weights, activations and cache.
     quantize: 'int8' rounds every matrix when it is loaded; 'none' leaves it.
-      The demo models have no matrices.
     view: of the mesh on which the model is placed; tensors go straight into
       their shards. None is one device.
 
@@ -63,12 +60,7 @@ def load(
   """
   check_scheme('quantize', quantize)
   if name.startswith('demo:'):
-    if quantize != 'none':
-      raise ValueError(
-        f'{name} counts and has no weights: quantize must be none, '
-        f'got {quantize}.'
-      )
-    return _load_demo(name, view)
+    return _load_folder(name, _demo_folder(name), dtype, quantize, view)
   if name.startswith('hf:'):
     return _load_folder(name, _download(name), dtype, quantize, view)
   path = pathlib.Path(name)
@@ -82,18 +74,12 @@ def load(
   return _load_gguf(name, path, dtype, quantize, view)
 
 
-def _load_demo(name: str, view: View | None) -> Loaded:
-  if name not in _DEMO_ORDERS:
+def _demo_folder(name: str) -> pathlib.Path:
+  if name not in _DEMO_FOLDERS:
     raise ValueError(
-      f'no such demo model {name!r}: allowed are {", ".join(_DEMO_ORDERS)}.'
+      f'no such demo model {name!r}: allowed are {", ".join(_DEMO_FOLDERS)}.'
     )
-  tokenizer = tokenizers.ByteTokenizer()
-  model = CountingModel(
-    vocab_size=tokenizer.vocab_size, orders=_DEMO_ORDERS[name]
-  )
-  model = _placed(model, view)
-  params = model.count(np.frombuffer(own_source(), np.uint8))
-  return Loaded(name, model, params, tokenizer, tokenizer.stop_ids)
+  return _DEMO / _DEMO_FOLDERS[name]
 
 
 def _download(name: str) -> pathlib.Path:
@@ -138,7 +124,7 @@ def _load_folder(
   quantize: str,
   view: View | None,
 ) -> Loaded:
-  tokenizer = tokenizers.from_tokenizer_json(path)
+  tokenizer = tokenizer_files.read_tokenizer(path)
   if (path / orbax.SETTINGS_FILE).exists():
     restored = orbax.restore(path, dtype, quantize, view)
     return Loaded(

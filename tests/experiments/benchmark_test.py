@@ -1,7 +1,6 @@
 """The benchmark: its rows, its peers' protocol, its pictures, bad input."""
 
 import contextlib
-import functools
 import importlib.util
 import io
 import json
@@ -15,7 +14,6 @@ from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
 from experiments import bench_run, benchmark, common, peers, plots
-from specjax.models import load
 
 PAIR = ('--target=demo:target', '--draft=demo:draft')
 # As a peer, this answers three rounds and then goes wrong.
@@ -42,8 +40,6 @@ _PATCHES = contextlib.ExitStack()
 
 
 def setUpModule():
-  demo = functools.cache(load._load_demo)
-  _PATCHES.enter_context(mock.patch.object(load, '_load_demo', demo))
   # Passes in the milliseconds: what is checked here is not the figures.
   for module, name in (
     (bench_run, '_COST_SECONDS'),

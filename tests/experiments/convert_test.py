@@ -155,7 +155,6 @@ class ConvertTest(parameterized.TestCase):
     loads.assert_not_called()
 
   def test_what_cannot_be_converted(self):
-    self.refused('demo:target', 'demo:target is built in code')
     self.refused('/no/such', "'/no/such'")
     self.refused('', '--model must be given')
     self.refused(self.gguf(), "'int4'", 'bfloat16', flags=('--dtype=int4',))

@@ -22,7 +22,7 @@ class DemoTest(absltest.TestCase):
   def test_the_demo(self):
     code, out = run()
     self.assertEqual(code, 0, out)
-    self.assertIn('not trained', out)
+    self.assertIn('def wrap(self, text):', out)
     self.assertGreaterEqual(len(re.findall(r'(?m)^ *\d+ \| ', out)), 5)
     rows = re.findall(
       r'(?m)^(greedy|sampled) +(plain|speculative) +\d+ +(\d+) +([\d.]+)'
@@ -45,7 +45,8 @@ class DemoTest(absltest.TestCase):
         'num_steps': 3,
         'block_efficiency': 1.0,
       }
-      return {'requests': [{'tokens': tokens}], 'aggregate': figures}
+      request = {'tokens': tokens, 'prompt': 'a', 'text': 'b'}
+      return {'requests': [request], 'aggregate': figures}
 
     with mock.patch.object(generate, 'generate', report):
       code, out = run()
