@@ -214,7 +214,7 @@ class BadInputTest(Case):
     target = '--target=demo:target'
     long = '--prompt=' + 'a' * 100
     self.refused((target, long, '--max_length=50'), 'at most 50', '101')
-    self.refused((target, '--prompt=' + 'a' * 5000), 'at most 4096', '5001')
+    self.refused((target, '--prompt=' + 'a' * 5000), 'at most 512', '5001')
 
   def test_a_prompt_that_is_not_utf8(self):
     path = self.folder / 'prompt.txt'
