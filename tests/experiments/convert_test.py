@@ -154,6 +154,11 @@ class ConvertTest(parameterized.TestCase):
       self.refused(self.gguf(), str(self.out), 'absent or empty')
     loads.assert_not_called()
 
+  def test_a_model_of_bytes(self):
+    code, out, err = self.convert('demo:draft')
+    self.assertEqual(code, 0, err)
+    self.assertEqual(load.load(str(self.out), 'bfloat16').stop_ids, (256,))
+
   def test_what_cannot_be_converted(self):
     self.refused('/no/such', "'/no/such'")
     self.refused('', '--model must be given')
@@ -277,7 +282,6 @@ class SaveTokenizerTest(absltest.TestCase):
       twins = (*tokenizer.tokens[:-1], 'a')
       for changed, fragment in (
         (self.sentencepiece(stop_ids=(10**6,)), 'stop_ids'),
-        (tokenizers.ByteTokenizer(), 'ByteTokenizer cannot be saved'),
         (
           tokenizers.LibraryTokenizer(**{**vars(tokenizer), 'tokens': twins}),
           'its tokens would be read back differently',
