@@ -22,7 +22,7 @@ class DemoTest(absltest.TestCase):
   def test_the_demo(self):
     code, out = run()
     self.assertEqual(code, 0, out)
-    self.assertIn('def wrap(self, text):', out)
+    self.assertIn('def enterabs(self, time', out)
     self.assertGreaterEqual(len(re.findall(r'(?m)^ *\d+ \| ', out)), 5)
     rows = re.findall(
       r'(?m)^(greedy|sampled) +(plain|speculative) +\d+ +(\d+) +([\d.]+)'
