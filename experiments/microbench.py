@@ -13,6 +13,7 @@ one run: another minute has another clock.
 
 import dataclasses
 import functools
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ import numpy as np
 from absl import flags
 
 from experiments import common
-from specjax import sampling
+from specjax import ranking, sampling
 from specjax.kernels import products as kernels
 from specjax.models import config, layers, quantize, slots
 from specjax.sampling import SamplingOptions
@@ -133,13 +134,16 @@ def kernel_products(sizes: Sizes) -> Iterator[Case]:
   """
   if not kernels.is_available():
     return
-  num_out, num_in = sizes.shape
-  for dtype, own, pure in (
-    ('int8', kernels.int8_product, kernels.pure_int8_product),
-    ('bfloat16', kernels.bfloat16_product, kernels.pure_bfloat16_product),
-  ):
+  cases = itertools.product(
+    (sizes.shape, sizes.shape[::-1]),
+    (
+      ('int8', kernels.int8_product, kernels.pure_int8_product),
+      ('bfloat16', kernels.bfloat16_product, kernels.pure_bfloat16_product),
+    ),
+  )
+  for (num_out, num_in), (dtype, own, pure) in cases:
     weights = [
-      jnp.full(sizes.shape, i + 1, dtype) for i in range(_NUM_MATRICES)
+      jnp.full((num_out, num_in), i + 1, dtype) for i in range(_NUM_MATRICES)
     ]
     for rows in sizes.rows:
       for name, product in (('kernel', own), ('XLA', pure)):
@@ -226,7 +230,11 @@ def transforms(sizes: Sizes) -> Iterator[Case]:
   @jax.jit
   def noise(logits_1NV, key):
     shape = logits_1NV.shape
-    return jnp.argmax(logits_1NV + jax.random.gumbel(key, shape), axis=-1)
+    return ranking.best(logits_1NV + jax.random.gumbel(key, shape))
+
+  @jax.jit
+  def argmax(logits_1NV):
+    return jnp.argmax(logits_1NV, axis=-1)
 
   @jax.jit
   def sort(logits_1NV):
@@ -249,16 +257,21 @@ def transforms(sizes: Sizes) -> Iterator[Case]:
       )
     yield Case(
       part='sampling',
-      name=f'Gumbel noise and arg-max, {where}',
+      name=f'Gumbel noise and the best, {where}',
       call=noise,
       arguments=(logits_1NV, jax.random.key(1)),
     )
-    yield Case(
-      part='sampling',
-      name=f'a full sort, for comparison, {where}',
-      call=sort,
-      arguments=(logits_1NV,),
-    )
+    for name, call in (
+      ('the best', jax.jit(ranking.best)),
+      ("XLA's arg-max, for comparison", argmax),
+      ('a full sort, for comparison', sort),
+    ):
+      yield Case(
+        part='sampling',
+        name=f'{name}, {where}',
+        call=call,
+        arguments=(logits_1NV,),
+      )
 
 
 def cache_writes(sizes: Sizes) -> Iterator[Case]:

@@ -10,9 +10,9 @@ def best(x: Array) -> Array:
   """The index of the largest value along the last axis, int32.
 
   What `jnp.argmax` returns where nothing is NaN. XLA:CPU goes through an
-  arg-max one value at a time (0.7 ms for a vocabulary of 150,000), but through
-  a maximum, and then a minimum over the indices that reach it, eight or sixteen
-  at a time. Over a split axis both are plain reductions.
+  arg-max one value at a time, but through a maximum, and then a minimum over
+  the indices that reach it, many at a time (`experiments/microbench.py
+  --parts=sampling` times both). Over a split axis both are plain reductions.
 
   Args:
     x: [..., V], no NaN; any float or integer.

@@ -55,9 +55,9 @@ class Objective(Protocol):
 def trainable(model: Transformer, view: View | None = None) -> Transformer:
   """The model in a form that has derivatives: placed on a mesh.
 
-  On one device without a mesh a CPU multiplies narrow types in C++ and reads
-  its cache in loops of unknown length; neither can be differentiated. A placed
-  model is plain XLA throughout, were the mesh of a single device.
+  On one device without a mesh a CPU reads its cache in loops of unknown
+  length, which cannot be differentiated. A placed model is plain XLA
+  throughout, were the mesh of a single device.
 
   Args:
     model: of float weights, not fused.
