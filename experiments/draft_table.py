@@ -14,6 +14,7 @@ K = 4, and tokens/s beside plain decoding. A line of JSON each, as they come.
               of which only the rejected places are learnt
 """
 
+import dataclasses
 import json
 import pathlib
 import sys
@@ -87,25 +88,30 @@ def train(values: flags.FlagValues, way: str) -> tuple[pathlib.Path, float]:
   """The draft's folder, trained unless it is there, and the seconds it took."""
   folder = pathlib.Path(values.out, way)
   model = folder / 'model'
+  config = TrainConfig(
+    **{
+      'config': values.config,
+      'target': values.target,
+      'data': ('stdlib',),
+      'num_steps': values.num_steps,
+      'num_warmup_steps': min(100, values.num_steps // 10),
+      'batch_size': values.batch_size,
+      'length': values.length,
+      'learning_rate': values.learning_rate,
+      'seed': values.seed,
+      'run_dir': str(folder),
+      'out': str(model),
+      **WAYS[way],
+    }
+  )
   if not model.exists():
-    config = TrainConfig(
-      **{
-        'config': values.config,
-        'target': values.target,
-        'data': ('stdlib',),
-        'num_steps': values.num_steps,
-        'num_warmup_steps': min(100, values.num_steps // 10),
-        'batch_size': values.batch_size,
-        'length': values.length,
-        'learning_rate': values.learning_rate,
-        'seed': values.seed,
-        'run_dir': str(folder),
-        'out': str(model),
-        **WAYS[way],
-      }
-    )
     train_run.run(config)
   report = json.loads((folder / 'report.json').read_text(encoding='utf-8'))
+  if report['config'] != json.loads(json.dumps(dataclasses.asdict(config))):
+    raise ValueError(
+      f'{model} was trained with other flags; give another --out or remove '
+      f'{folder}.'
+    )
   return model, report['last']['seconds']
 
 

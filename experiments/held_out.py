@@ -1,4 +1,4 @@
-"""Proposers measured by decoding: beginnings of texts that nobody trained on.
+"""Proposers measured by decoding: beginnings of a library's modules.
 
 stdlib           Python's standard library
 stdlib_held_out  its modules that are kept from training

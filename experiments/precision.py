@@ -25,12 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments import common, conversions, prompts
+from experiments import common, conversions, drafts, prompts
 from specjax.models import load
 from specjax.models.base import LanguageModel
 from specjax.sampling import SamplingOptions
 from specjax.shapes import Array, Params
-from specjax.tokenizers import check_same_vocabulary
 
 _ROWS = 16  # Of a pass.
 
@@ -225,7 +224,13 @@ def main(values: flags.FlagValues):
   }
   first = SCHEMES[0].name
   tokenizer = models['target', first].tokenizer
-  check_same_vocabulary(tokenizer, models['draft', first].tokenizer)
+  drafts.check_same_ids(models['target', first], models['draft', first])
+  context = min(loaded.model.context_length for loaded in models.values())
+  if values.length > context:
+    raise ValueError(
+      f'--length must be at most {context}, the shorter context of the models, '
+      f'got {values.length}.'
+    )
   texts = [
     tokenizer.encode(row.turns[0], add_special=True)[: values.length]
     for row in rows

@@ -1,5 +1,7 @@
 """What a trace says of each token's acceptance, by rule and temperature."""
 
+import dataclasses
+import json
 from typing import NamedTuple
 
 import jax
@@ -8,19 +10,12 @@ import numpy as np
 
 from experiments import trace_file
 from specjax import noise as noise_lib
+from specjax.sampling import SamplingOptions
 
 RULES = ('greedy', 'rejection', 'coupled', 'block')
-_OFF = {
-  'top_k': 0,
-  'top_p': 1.0,
-  'min_p': 0.0,
-  'repetition_penalty': 1.0,
-  'presence_penalty': 0.0,
-  'frequency_penalty': 0.0,
-  'logit_bias': [],
-  'banned_ids': [],
-  'allowed_ids': None,
-}
+# Settings that change no law, as a trace's JSON has them; not the temperature.
+_OFF = json.loads(json.dumps(dataclasses.asdict(SamplingOptions())))
+del _OFF['temperature']
 
 
 class Ratios(NamedTuple):

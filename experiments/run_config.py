@@ -108,8 +108,8 @@ def define_speculation_flags(values: flags.FlagValues):
   string(
     'head',
     None,
-    'A folder with config.json and safetensors of a head, as its authors or '
-    'train.py publish it, with --proposer=medusa, mtp or eagle.',
+    'A folder with config.json and safetensors of a head, as its authors '
+    'publish it or save_head writes it, with --proposer=medusa, mtp or eagle.',
   )
   flags.DEFINE_integer(
     'num_draft_tokens', 4, 'Drafts per step, 1..64.', flag_values=values
@@ -422,6 +422,11 @@ class RunConfig:
       raise ValueError(
         '--proposer=slem drafts on the host: it needs --num_processes=1 and '
         '--stop_rule=fixed.'
+      )
+    if self.draft_mesh is not None:
+      raise ValueError(
+        '--draft_mesh is not used with --proposer=slem, whose draft has a '
+        'device to itself; drop one.'
       )
 
   def _check_meshes(self):

@@ -29,6 +29,7 @@ import math
 import os
 import pathlib
 import zipfile
+import zlib
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,15 @@ def load(path: str) -> TraceFile:
       with np.load(path, allow_pickle=False) as data:
         arrays = {name: data[name] for name in data.files}
       about = json.loads(arrays.pop('about').tobytes())
-  except (zipfile.BadZipFile, KeyError, ValueError) as error:
+  except (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    RecursionError,
+    ValueError,
+  ) as error:
     raise ValueError(f'{path} is no trace: {error}.') from None
   if total > _MOST_BYTES:
     raise ValueError(

@@ -291,10 +291,11 @@ def run(config: TrainConfig) -> dict[str, Any]:
   if config.num_eval_prompts:
     with common.Progress('decoding held-out prompts'):
       report['decoding'] = list(decode_held_out(config, setup, params))
-  if config.out is not None:
-    write(config.out, setup, params)
+  # Where there is a model there is a report of it.
   if config.run_dir is not None:
     common.write_json(str(config.run_folder() / 'report.json'), report)
+  if config.out is not None:
+    write(config.out, setup, params)
   return report
 
 

@@ -77,8 +77,8 @@ class Distill:
     self, params: Params, frozen_params: Params, batch: Batch, key: Key
   ) -> tuple[Array, Metrics]:
     del key
-    # The law of the last token's successor is compared as well: all of a row's
-    # prefixes but the empty one, and the mask speaks of what comes after them.
+    # The law behind a prefix is compared where the mask wants what comes after;
+    # the whole row has nothing after it.
     tokens_BT, mask_BT = batch['tokens_BT'][:, :-1], batch['mask_BT'][:, 1:]
     taught = jax.lax.stop_gradient(whole(self.target, frozen_params, tokens_BT))
     learnt = whole(self.draft, params, tokens_BT)

@@ -123,8 +123,8 @@ class HeadsTest(parameterized.TestCase):
     code, err, result = self.run_script(*(f.format(self.folder) for f in flags))
     self.assertEqual((code, result), (2, None))
     self.assertIn(message, err)
-    lines = [line for line in err.splitlines() if 'head' in line]
-    self.assertLen(lines[-1:], 1)
+    self.assertNotIn('Traceback', err)
+    self.assertStartsWith(err.splitlines()[-1], 'generate.py: ')
 
 
 if __name__ == '__main__':

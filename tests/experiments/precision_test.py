@@ -41,6 +41,7 @@ class PrecisionTest(absltest.TestCase):
       f'--target={self.target}',
       f'--draft={self.target}',
       f'--prompts_jsonl={self.prompts}',
+      '--length=64',
       f'--json_out={json_out}',
     )
     self.assertEqual(code, 0, err)
@@ -75,6 +76,16 @@ class PrecisionTest(absltest.TestCase):
     self.assertAlmostEqual(
       target['perplexity'], np.exp(total / num), delta=1e-3
     )
+
+  def test_a_text_longer_than_the_context(self):
+    code, _, err = self.run_script(
+      f'--target={self.target}',
+      f'--draft={self.target}',
+      f'--prompts_jsonl={self.prompts}',
+      '--length=65',
+    )
+    self.assertEqual(code, 2)
+    self.assertIn('--length must be at most 64', err)
 
   def test_what_is_missing(self):
     code, _, err = self.run_script('--target=x')
