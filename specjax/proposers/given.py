@@ -6,6 +6,7 @@ from typing import Any
 import flax.struct
 import jax.numpy as jnp
 
+from specjax.models.base import Chunk
 from specjax.proposers.base import (
   Outcome,
   Proposal,
@@ -135,6 +136,18 @@ class Scripted:
   ) -> Any:
     return self.proposer.init(
       self._inner(params), target, tokens_BL, length_B, num_slots
+    )
+
+  def read_prompt(
+    self,
+    params: Params,
+    state: Any,
+    chunk: Chunk,
+    tokens_BL: Array,
+    length_B: Array,
+  ) -> Any:
+    return self.proposer.read_prompt(
+      self._inner(params), state, chunk, tokens_BL, length_B
     )
 
   def propose(

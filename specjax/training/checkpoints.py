@@ -61,8 +61,10 @@ class Checkpoints:
     """Writes the state's checkpoint and removes those too old to be kept."""
     step = int(state.step)
     folder = self._folder(step)
+    # One run writes here: what a killed one has left is nobody's.
+    for left in self.directory.glob('.step-*.unfinished'):
+      shutil.rmtree(left, ignore_errors=True)
     unfinished = folder.with_name(f'.{folder.name}.{os.getpid()}.unfinished')
-    shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
       with ocp.StandardCheckpointer() as checkpointer:

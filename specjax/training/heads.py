@@ -157,8 +157,9 @@ class FeatureLoss:
     depth 0     e0 e1 e2 e3        e2 sees e0 e1 e2
     depth 1     .  f1 f2 f3 f4     f3 = (output of e2, token 4) sees e0 e1 e2 f3
 
-  In a reduced vocabulary laws are renormalised over its ids, and places where
-  the target's likeliest id is not among them are left out.
+  In a reduced vocabulary laws are renormalised over its ids, and places are
+  left out where the target's likeliest id (without a divergence: the text's
+  token) is not among them.
 
   Source: EAGLE (arXiv:2401.15077, section 3.2): depth 1, token_weight 0.1,
     feature_weight 1, noise 0.1. EAGLE-3 (arXiv:2503.01840, section 3.2):
@@ -333,7 +334,14 @@ def objective_of(kind: str, head: Head, **settings):
     kind: 'medusa', 'mtp', 'eagle' or 'eagle3'.
     head: from `trainable_head`.
     **settings: fields of `MedusaLoss` or `FeatureLoss`.
+
+  Raises:
+    ValueError: for another kind.
   """
+  if kind != 'medusa' and kind not in RECIPES:
+    raise ValueError(
+      f'kind must be one of medusa, {", ".join(RECIPES)}, got {kind!r}.'
+    )
   if kind == 'medusa':
     return MedusaLoss(heads=head, **settings)
   return FeatureLoss(head=head, **{**RECIPES[kind], **settings})

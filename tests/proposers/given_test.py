@@ -9,8 +9,10 @@ import tests.setup_jax  # noqa: F401
 from specjax import decode
 from specjax import state as states
 from specjax.decode import Decoder
+from specjax.models.heads.toy import ToyHead
 from specjax.proposers.base import Nothing
 from specjax.proposers.draft_model import DraftModel
+from specjax.proposers.feature_fed import FeatureFed
 from specjax.proposers.given import Given, Offer, Scripted
 from specjax.sampling import SamplingOptions, stack_options
 from specjax.testing import loops
@@ -124,6 +126,16 @@ class ScriptedTest(parameterized.TestCase):
     state = run_rows(chain.Coupled(), 1.0, proposer, inner)
     np.testing.assert_array_equal(state.tokens_BL, plain.tokens_BL)
     self.assertEqual(set(accepted_by_step(state)), {K})
+
+  def test_a_head_works_and_is_overruled(self):
+    plain = run_rows(chain.Coupled(), 1.0)
+    model, params = toy()
+    head = FeatureFed(head=ToyHead(target=model), num_draft_tokens=K)
+    inner = {'inner': params['proposer'], 'text': plain.tokens_BL}
+    proposer = Scripted(proposer=head, num_right=1)
+    state = run_rows(chain.Coupled(), 1.0, proposer, inner)
+    np.testing.assert_array_equal(state.tokens_BL, plain.tokens_BL)
+    self.assertEqual(set(accepted_by_step(state)), {1})
 
   def test_the_number_is_checked(self):
     with self.assertRaisesRegex(ValueError, 'must be in 0..3, got 4'):

@@ -79,6 +79,7 @@ class ResumeTest(parameterized.TestCase):
     half = self.folder / '.step-00000006.1.unfinished'
     shutil.copytree(self.folder / 'step-00000005', half)
     self.assertTrue(tiny.same(self.train(), expected))
+    self.assertFalse(half.exists())
 
   @parameterized.parameters(*written.WRITERS)
   def test_text_written_on_the_way(self, writer):

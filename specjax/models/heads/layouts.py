@@ -53,8 +53,15 @@ class Layout:
 
 
 def common_names(kind: str, file_names: list[str]) -> dict[str, str]:
-  """The authors' name of every tensor, to the file's own name."""
+  """The authors' name of every tensor, to the file's own name.
+
+  Raises:
+    ValueError: two of the file's names stand for one tensor.
+  """
   found = {}
+  is_eagle3 = 'layers.0.hidden_norm.weight' in (
+    name.removeprefix('model.') for name in file_names
+  )
   for file_name in file_names:
     name = file_name
     if kind == 'medusa':
@@ -62,10 +69,13 @@ def common_names(kind: str, file_names: list[str]) -> dict[str, str]:
       name = re.sub(r'^blocks\.(\d+)\.layers\.(\d+)\.', r'\1.\2.linear.', name)
     elif kind == 'eagle':
       name = name.removeprefix('model.')
-      if 'layers.0.hidden_norm.weight' in (
-        n.removeprefix('model.') for n in file_names
-      ):
+      if is_eagle3:
         name = re.sub(r'^layers\.0\.', 'midlayer.', name)
+    if name in found:
+      raise ValueError(
+        f'a tensor must be there once, got {found[name]} and {file_name} for '
+        f'{name}.'
+      )
     found[name] = file_name
   return found
 

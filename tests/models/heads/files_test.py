@@ -183,6 +183,12 @@ class FilesTest(parameterized.TestCase):
     )
     self.assert_same(self.load('eagle3'), wanted)
 
+  def test_two_names_of_one_tensor(self):
+    self.save('eagle')
+    tensors = self.tensors()
+    self.rewrite({**tensors, 'model.fc.weight': tensors['fc.weight'] + 1})
+    self.assert_refused('eagle', 'there once, got .* for fc.weight')
+
   def test_medusa_as_vllm_has_it(self):
     wanted = self.save('medusa_own')
     tensors = {}
