@@ -179,6 +179,12 @@ class BenchConfig:
         '--accept needs a temperature above 0, got '
         f'{plain.options.temperature}.'
       )
+    least = min(self.draft_lengths, default=64)
+    if self.accept is not None and not 0 <= self.accept <= least:
+      raise ValueError(
+        f'--accept must be in 0..{least}, the least of --draft_lengths, got '
+        f'{self.accept}.'
+      )
     if self.peers_dtype is not None and self.peers == 'none':
       raise ValueError('--peers_dtype needs --peers.')
     if self.peers != 'none':

@@ -304,6 +304,11 @@ def cells_from_flags(values: flags.FlagValues) -> list[Cell]:
               stop_rule=rule,
             )
           )
+  if not found:
+    raise ValueError(
+      '--draft_lengths, --verify, --temperatures, --stop_rules must have one '
+      'entry or more each, got none in one of them.'
+    )
   return found
 
 

@@ -294,6 +294,10 @@ class BadInputTest(parameterized.TestCase):
     (('--verify=greedy', '--temperature=1'), '--verify=greedy needs temper'),
     (('--accept=1',), '--accept needs a temperature above 0, got 0'),
     (
+      ('--accept=3', '--temperature=1', '--draft_lengths=2,4'),
+      '--accept must be in 0..2, the least of --draft_lengths, got 3',
+    ),
+    (
       ('--accept=1', '--temperature=1', '--verify=block'),
       '--accept needs --verify=rejection, got block',
     ),

@@ -392,6 +392,7 @@ class BadInputTest(parameterized.TestCase):
     (('--trace=x', '--samples=0'), '--samples must be >= 1, got 0'),
     (('--trace=x', '--confidence=1'), '--confidence must be above 0'),
     (('--trace=x', '--draft_lengths=0'), "numbers in 1..64, got '0'"),
+    (('--trace=x', '--draft_lengths='), 'got none in one of them'),
     (('--trace=x', '--verify=tree'), "block, got 'tree'"),
     (('--trace=x', '--temperatures=-1'), "[0, 1e6], got '-1'"),
     (('--trace=x', '--stop_rules=never'), "or cost, got 'never'"),
