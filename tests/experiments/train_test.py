@@ -189,7 +189,7 @@ class KilledTest(Files):
 
 class RefusedTest(Files):
   @parameterized.parameters(
-    (('--num_steps=2',), 'one of --config and --init'),
+    (('--num_steps=2',), 'one of --config, --init and --head'),
     (('--config={config}',), '--num_steps must be given'),
     (('--config={config}', '--num_steps=0'), 'num_steps must be >= 1, got 0'),
     (('--config={config}', '--num_steps=4', '--data=/no/x'), '/no/x'),
