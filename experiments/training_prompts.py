@@ -127,7 +127,9 @@ def main(values: flags.FlagValues):
   out = pathlib.Path(values.out)
   if out.exists():
     raise ValueError(f'--out must not exist yet, {out} does.')
-  stems = collections.Counter(pathlib.Path(p).stem for p in values.prompts_jsonl)
+  stems = collections.Counter(
+    pathlib.Path(p).stem for p in values.prompts_jsonl
+  )
   stems['train'] += 1
   if max(stems.values()) > 1:
     raise ValueError(
