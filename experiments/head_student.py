@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import conversions
+from experiments import conversions, drafts
 from experiments.students import put
 from experiments.train_config import TrainConfig
 from specjax import sharding
@@ -16,8 +16,6 @@ from specjax.models.heads.build import Head
 from specjax.models.heads.eagle3 import Eagle3
 from specjax.models.heads.medusa import MedusaHeads
 from specjax.proposers.base import Proposer
-from specjax.proposers.feature_fed import FeatureFed
-from specjax.proposers.medusa import Medusa
 from specjax.shapes import Params
 from specjax.sharding import Placement
 from specjax.tokenizers import Tokenizer
@@ -103,8 +101,7 @@ class HeadStudent:
     params = training.join(params, frozen_params)['proposer']
     if isinstance(self.head, MedusaHeads):
       num_draft_tokens = min(num_draft_tokens, self.head.num_heads)
-      return Medusa(heads=self.head, num_draft_tokens=num_draft_tokens), params
-    return FeatureFed(head=self.head, num_draft_tokens=num_draft_tokens), params
+    return drafts.with_head(self.head, num_draft_tokens), params
 
   def write(self, path: str, params: Params, frozen_params: Params):
     """The head's folder, for --head of generate.py."""
@@ -122,7 +119,7 @@ def make_head(config: TrainConfig, target: load.Loaded) -> HeadStudent:
   kind, loaded_params = config.head, None
   if config.init is not None:
     head, loaded_params = files.load_head(
-      config.init,
+      load.head_folder(config.init),
       kind.removesuffix('3'),
       target.model,
       target.params,

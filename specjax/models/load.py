@@ -15,9 +15,10 @@ from specjax.models.config import config_from_hf
 from specjax.models.quantize import check_scheme
 from specjax.shapes import Params
 
-# A pair trained by experiments/train.py; MODEL_CARD.md there says how.
+# Trained by experiments/train.py; MODEL_CARD.md there says how.
 _DEMO = pathlib.Path(__file__).with_name('demo')
-_DEMO_FOLDERS = {'demo:target': 'target', 'demo:draft': 'draft'}
+DEMO_MODELS = ('demo:target', 'demo:draft')
+DEMO_HEADS = ('demo:medusa', 'demo:mtp')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ def load(
   """
   check_scheme('quantize', quantize)
   if name.startswith('demo:'):
-    return _load_folder(name, _demo_folder(name), dtype, quantize, view)
+    return _load_folder(name, demo_folder(name), dtype, quantize, view)
   if name.startswith('hf:'):
     return _load_folder(name, _download(name), dtype, quantize, view)
   path = pathlib.Path(name)
@@ -74,12 +75,30 @@ def load(
   return _load_gguf(name, path, dtype, quantize, view)
 
 
-def _demo_folder(name: str) -> pathlib.Path:
-  if name not in _DEMO_FOLDERS:
+def demo_folder(
+  name: str, names: tuple[str, ...] = DEMO_MODELS
+) -> pathlib.Path:
+  """Where what comes along lies.
+
+  Args:
+    name: 'demo:target' and the like.
+    names: those that are allowed here.
+
+  Raises:
+    ValueError: it is not one of them.
+  """
+  if name not in names:
     raise ValueError(
-      f'no such demo model {name!r}: allowed are {", ".join(_DEMO_FOLDERS)}.'
+      f'no such demo model {name!r}: allowed are {", ".join(names)}.'
     )
-  return _DEMO / _DEMO_FOLDERS[name]
+  return _DEMO / name.removeprefix('demo:')
+
+
+def head_folder(name: str) -> pathlib.Path:
+  """Where a head lies: one of `DEMO_HEADS`, or a folder."""
+  if name.startswith('demo:'):
+    return demo_folder(name, DEMO_HEADS)
+  return pathlib.Path(name)
 
 
 def _download(name: str) -> pathlib.Path:
