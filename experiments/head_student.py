@@ -95,6 +95,15 @@ class HeadStudent:
       'target_params': frozen_params['target'],
     }
 
+  def reading(self, frozen_params: Params) -> dict[str, Any]:
+    """Who reads the text, and what of: fields of `Remembered`."""
+    reader, reader_params = self.objective.reading(frozen_params)
+    return {
+      'reader': reader,
+      'reader_params': reader_params,
+      'capture': self.head.target_features,
+    }
+
   def proposer(
     self, params: Params, frozen_params: Params, num_draft_tokens: int
   ) -> tuple[Proposer, Params]:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.mesh import MeshShape, View, place, refine
+from specjax.models.base import Hidden
 from specjax.models.heads import base, build
 from specjax.models.heads.build import Head
 from specjax.models.transformer import Transformer
@@ -229,10 +230,14 @@ class FeatureLoss:
         f'rows must have at least {self.depth + 2} tokens for a depth of '
         f'{self.depth}, got {num + 2}.'
       )
-    reader, reader_params = self._reader(frozen_params)
-    hidden = jax.lax.stop_gradient(
-      whole(reader, reader_params, tokens_BT[:, :-1], head.target_features)
-    )
+    reader, reader_params = self.reading(frozen_params)
+    if 'last_BTD' in batch:
+      hidden = Hidden(batch['last_BTD'], batch['features_BTE'])
+    else:
+      hidden = whole(
+        reader, reader_params, tokens_BT[:, :-1], head.target_features
+      )
+    hidden = jax.lax.stop_gradient(hidden)
     law = hidden.last_BTD
     if head.num_ids is not None:
       # Small enough to be kept: it is made once for all depths.
@@ -284,14 +289,15 @@ class FeatureLoss:
       figures |= {f'{name}_{s}': x for name, x in found.items()}
     return total, figures
 
-  def _reader(self, frozen_params: Params) -> tuple[Transformer, Params]:
+  def reading(self, frozen_params: Params) -> tuple[Transformer, Params]:
+    """The target as it reads the text, and its parameters."""
     if self.reader is None:
       return self.head.target, frozen_params['target']
     return self.reader, frozen_params['reader']
 
   def _law(self, frozen_params: Params, last_BTD: Array) -> Law:
     """What the target says, of the head's ids."""
-    reader, reader_params = self._reader(frozen_params)
+    reader, reader_params = self.reading(frozen_params)
     logits_BTV = jax.lax.stop_gradient(reader.unembed(reader_params, last_BTD))
     log_norm_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
     if self.head.num_ids is None:
