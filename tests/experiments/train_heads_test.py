@@ -1,27 +1,35 @@
 """Heads on a tiny frozen target: trained, evaluated, resumed, and decoded."""
 
 import json
+import pathlib
 import shutil
+import tempfile
 
 import numpy as np
 import safetensors.numpy
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import generate, train
-from specjax.tokenizers import ByteTokenizer
+from experiments import common, generate, train
 from tests.experiments import train_test
 from tests.training import tiny
 
 
 class HeadFiles(train_test.Files):
-  """A run's folder, and a target of two layers."""
+  """A run's folder, and a target of two layers that all tests share."""
 
-  def setUp(self):
-    super().setUp()
-    self.config.write_text(json.dumps(tiny.shape(2, 16)))
-    self.train('target', f'--config={self.config}', '--num_steps=20')
-    self.target = self.folder / 'target' / 'model'
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.target = pathlib.Path(folder, 'target')
+    config, text = pathlib.Path(folder, 'c.json'), pathlib.Path(folder, 'a.py')
+    config.write_text(json.dumps(tiny.shape(2, 16)))
+    text.write_text(tiny.TEXT)
+    flags = [f'--config={config}', f'--data={text}', f'--out={cls.target}']
+    flags += ['--num_steps=20', '--num_warmup_steps=1', '--learning_rate=1e-2']
+    flags += ['--batch_size=2', '--length=33', '--dtype=float32']
+    assert common.run_main(train.main, train.FLAG_GROUPS, flags) == 0
 
   def train_head(self, name: str, *more: str) -> str:
     return self.train(name, f'--target={self.target}', *more)
@@ -41,28 +49,33 @@ class HeadFiles(train_test.Files):
 class HeadTest(HeadFiles):
   @parameterized.parameters(
     ('medusa', ('--depth=2',), 2),
-    ('mtp', ('--head_ffn_dim=24', '--depth=2', '--loss=tv'), 2),
+    ('mtp', ('--head_ffn_dim=24', '--loss=tv', '--num_eval_prompts=2'), 4),
     ('eagle', (), 1),
     ('eagle3', ('--draft_vocab_size=12', '--depth=3'), 3),
   )
-  def test_it_learns_and_the_text_is_plain_decoding_s(self, kind, more, depth):
+  def test_it_learns(self, kind, more, depth):
     err = self.train_head(
       kind,
       f'--head={kind}',
       '--num_steps=30',
       f'--eval_data={self.text}',
       '--eval_every=10',
-      '--num_eval_prompts=2',
       *more,
     )
-    self.assertRegex(err, r'block efficiency \d\.\d\d at temperature 1\n$')
     rows = self.rows(kind)
     self.assertLess(rows[-1]['eval_loss'], rows[9]['eval_loss'])
     for i in range(depth):
       self.assertBetween(rows[-1][f'eval_overlap_{i}'], 0, 1)
     self.assertNotIn(f'eval_overlap_{depth}', rows[-1])
-    for row in self.report(kind)['decoding']:
-      self.assertGreaterEqual(row['block_efficiency'], 1)
+    if kind == 'mtp':
+      self.assertRegex(err, r'block efficiency \d\.\d\d at temperature 1\n$')
+      for row in self.report(kind)['decoding']:
+        self.assertGreater(row['block_efficiency'], 1)
+    else:
+      self.decode_with(kind)
+
+  def decode_with(self, kind: str):
+    """The folder drafts, and the text is that of plain decoding."""
     flags = ('--num_draft_tokens=2',)
     plain = self.decode('--proposer=none', *flags)
     head = self.decode(
@@ -83,7 +96,7 @@ class HeadTest(HeadFiles):
     ids = plain['requests'][0]['tokens']
     counts = np.bincount(ids, minlength=257)
     num_ids = int(np.sum(counts > 0))
-    self.assertNotIn(ByteTokenizer().encode('z')[0], ids)
+    self.assertNotIn(ord('z'), ids)
     more = (
       '--head=eagle3',
       f'--draft_vocab_size={num_ids}',
