@@ -40,6 +40,7 @@ from absl import flags, logging
 
 import specjax
 from experiments import compilation_cache
+from specjax import atomic
 
 # A title, and a function that defines the flags under it on the given values.
 FlagGroup = tuple[str, Callable[[flags.FlagValues], None]]
@@ -427,12 +428,8 @@ def write_json(path: str, obj: Any):
   if _is_special(target):
     target.write_text(text, encoding='utf-8')
     return
-  temporary = target.with_name(f'.{target.name}.{os.getpid()}.tmp')
-  try:
-    temporary.write_text(text, encoding='utf-8')
-    os.replace(temporary, target)
-  finally:
-    temporary.unlink(missing_ok=True)
+  with atomic.replacing(target) as unfinished:
+    unfinished.write_text(text, encoding='utf-8')
 
 
 class Progress:

@@ -312,14 +312,14 @@ class Decoder:
     logits_BNV: Array,
   ) -> Array:
     """The target's log-weights; row i has seen the drafts before it."""
-    counts = None
-    if sampling.has_penalties:
-      counts = sampling_lib.count_committed(
-        state.tokens_BL,
-        state.length_B,
-        state.prompt_length_B,
-        self.target.vocab_size,
-      )
+    counts = sampling_lib.penalty_counts(
+      sampling,
+      state.tokens_BL,
+      state.length_B,
+      state.prompt_length_B,
+      self.target.vocab_size,
+    )
+    if counts is not None:
       counts = sampling_lib.count_drafts(counts, proposal.draft_BK)
     return sampling_lib.transform(sampling, logits_BNV, counts)
 

@@ -130,6 +130,16 @@ def constrain(
   return jax.lax.with_sharding_constraint(x, placement.sharding(*logical_axes))
 
 
+def constrain_rows(tree: Any, placement: Placement | None) -> Any:
+  """The same tree, the first axis of every array split as rows of a batch are.
+
+  Args:
+    tree: of arrays [B, ...].
+    placement: where the rows lie; None leaves the tree as it is.
+  """
+  return jax.tree.map(lambda x: constrain(x, placement, 'batch'), tree)
+
+
 def init_params(
   specs: Any, key: Key, placement: Placement | None = None
 ) -> Params:

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # From top to bottom; rooms in one line do not see each other.
 ROOMS = (
-  ('shapes',),
+  ('shapes', 'atomic'),
   ('sharding', 'kernels'),
   ('noise', 'ranking', 'tokenizers', 'mesh'),
   ('sampling', 'gguf_tokenizer', 'tokenizer_files', 'detokenize', 'chat'),

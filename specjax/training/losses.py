@@ -105,12 +105,6 @@ def cross_entropy(logits: Array, tokens: Array) -> Array:
   return -jnp.take_along_axis(log_q, tokens[..., None], axis=-1)[..., 0]
 
 
-def masked_mean(value_BT: Array, mask_BT: Array) -> Array:
-  """Mean over the places where the mask holds; 0 if there are none."""
-  total = jnp.sum(jnp.where(mask_BT, value_BT, 0.0))
-  return total / jnp.maximum(jnp.sum(mask_BT), 1)
-
-
 def chunked(
   per_token: Callable[..., dict[str, Array]],
   inputs_BT: tuple[Array, ...],

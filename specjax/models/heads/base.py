@@ -240,19 +240,38 @@ def embed(
   return target.embed(params['target'], tokens_BT).astype(block.dtype)
 
 
-def dense(block: Transformer, x_BTI: Array, weight_OI: Array, *bias) -> Array:
-  """`layers.dense` where the block lies."""
-  return layers.dense(x_BTI, weight_OI, *bias, is_local=block.placement is None)
+def behind_norm(
+  target: Transformer, block: Transformer, params: Params, features_BTE: Array
+) -> Array:
+  """`FeatureHead.fuse` of heads that read the target behind its final norm.
+
+  Args:
+    target: the model, whose last layer alone is captured (E is D).
+    block: gives the dtype.
+    params: {'target', 'proposer'}.
+    features_BTE: [B, T, E], the stream behind the last block.
+
+  Returns:
+    [B, T, D], the block's dtype.
+  """
+  feature_BTD = target.final_norm(params['target'], features_BTE)
+  return feature_BTD.astype(block.dtype)
 
 
-def norm(block: Transformer, x_BTD: Array, scale_D: Array) -> Array:
-  """`layers.rms_norm` with the block's epsilon, in its dtype."""
-  return layers.rms_norm(
-    x_BTD.astype(block.dtype),
-    scale_D,
-    block.norm_eps,
-    is_local=block.placement is None,
-  )
+def target_logits(
+  target: Transformer, params: Params, feature_BTD: Array
+) -> Array:
+  """`FeatureHead.unembed` of heads that end in the target's output head.
+
+  Args:
+    target: the model.
+    params: {'target', 'proposer'}.
+    feature_BTD: [B, T, D], normed: it goes to the output head as it is.
+
+  Returns:
+    float32 [B, T, V].
+  """
+  return target.logits(params['target'], feature_BTD.astype(target.dtype))
 
 
 def widen(logits_BTR: Array, ids_R: Array, vocab_size: int) -> Array:

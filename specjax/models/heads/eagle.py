@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.models import block as blocks
 from specjax.models.base import KVCache
 from specjax.models.heads import base
 from specjax.models.transformer import Transformer
@@ -80,8 +81,7 @@ class Eagle:
     return params
 
   def fuse(self, params: Params, features_BTE: Array) -> Array:
-    feature_BTD = self.target.final_norm(params['target'], features_BTE)
-    return feature_BTD.astype(self.block.dtype)
+    return base.behind_norm(self.target, self.block, params, features_BTE)
 
   def apply(
     self,
@@ -94,9 +94,8 @@ class Eagle:
     own = params['proposer']
     embed_BTD = base.embed(self.target, self.block, params, tokens_BT)
     both_BTX = jnp.concatenate([embed_BTD, feature_BTD], axis=-1)
-    x_BTD = base.dense(self.block, both_BTX, own['fc'], own.get('fc_bias'))
+    x_BTD = blocks.dense(self.block, own, 'fc', both_BTX)
     return self.block.run_layers(own, x_BTD, cache, **places)
 
   def unembed(self, params: Params, feature_BTD: Array) -> Array:
-    feature_BTD = feature_BTD.astype(self.target.dtype)
-    return self.target.logits(params['target'], feature_BTD)
+    return base.target_logits(self.target, params, feature_BTD)

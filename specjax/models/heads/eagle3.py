@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specjax.models import layers
+from specjax.models import block as blocks
 from specjax.models.base import KVCache
 from specjax.models.heads import base
 from specjax.models.transformer import Transformer
@@ -108,7 +108,7 @@ class Eagle3:
 
   def fuse(self, params: Params, features_BTE: Array) -> Array:
     features_BTE = features_BTE.astype(self.block.dtype)
-    return base.dense(self.block, features_BTE, params['proposer']['fc'])
+    return blocks.dense(self.block, params['proposer'], 'fc', features_BTE)
 
   def apply(
     self,
@@ -120,16 +120,12 @@ class Eagle3:
   ) -> tuple[Array, KVCache]:
     own = params['proposer']
     embed_BTD = base.embed(self.target, self.block, params, tokens_BT)
-    side_BTD = base.norm(self.block, embed_BTD, own['embed_norm'])
+    side_BTD = blocks.norm(self.block, own, 'embed_norm', embed_BTD)
     return self.block.run_layers(
       own, feature_BTD, cache, side_BTX=side_BTD, **places
     )
 
   def unembed(self, params: Params, feature_BTD: Array) -> Array:
     own = params['proposer']
-    return layers.dense(
-      base.norm(self.block, feature_BTD, own['norm']),
-      own['head'],
-      dtype=jnp.float32,
-      is_local=self.block.placement is None,
-    )
+    x_BTD = blocks.norm(self.block, own, 'norm', feature_BTD)
+    return blocks.dense(self.block, own, 'head', x_BTD, dtype=jnp.float32)

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.models import block as blocks
 from specjax.models.base import KVCache
 from specjax.models.heads import base
 from specjax.models.transformer import Transformer
@@ -73,8 +74,7 @@ class MTP:
     return {**params, 'norm': target_params['final_norm']}
 
   def fuse(self, params: Params, features_BTE: Array) -> Array:
-    feature_BTD = self.target.final_norm(params['target'], features_BTE)
-    return feature_BTD.astype(self.block.dtype)
+    return base.behind_norm(self.target, self.block, params, features_BTE)
 
   def apply(
     self,
@@ -88,15 +88,14 @@ class MTP:
     embed_BTD = base.embed(self.target, self.block, params, tokens_BT)
     both_BTX = jnp.concatenate(
       [
-        base.norm(self.block, embed_BTD, own['embed_norm']),
-        base.norm(self.block, feature_BTD, own['hidden_norm']),
+        blocks.norm(self.block, own, 'embed_norm', embed_BTD),
+        blocks.norm(self.block, own, 'hidden_norm', feature_BTD),
       ],
       axis=-1,
     )
-    x_BTD = base.dense(self.block, both_BTX, own['proj'])
+    x_BTD = blocks.dense(self.block, own, 'proj', both_BTX)
     x_BTD, cache = self.block.run_layers(own, x_BTD, cache, **places)
-    return base.norm(self.block, x_BTD, own['norm']), cache
+    return blocks.norm(self.block, own, 'norm', x_BTD), cache
 
   def unembed(self, params: Params, feature_BTD: Array) -> Array:
-    feature_BTD = feature_BTD.astype(self.target.dtype)
-    return self.target.logits(params['target'], feature_BTD)
+    return base.target_logits(self.target, params, feature_BTD)
