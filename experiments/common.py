@@ -46,7 +46,14 @@ from specjax import atomic
 FlagGroup = tuple[str, Callable[[flags.FlagValues], None]]
 
 BAD_INPUT = 2  # Exit code.
-OPTIONAL_PACKAGES = ('huggingface_hub', 'jinja2', 'safetensors', 'tokenizers')
+# The extra that each comes with.
+OPTIONAL_PACKAGES = {
+  'huggingface_hub': 'models',
+  'jinja2': 'models',
+  'pdoc': 'docs',
+  'safetensors': 'models',
+  'tokenizers': 'models',
+}
 _OUT_OF_MEMORY = (
   'not enough memory for these sizes; a smaller model, --batch_size, '
   '--max_length or --dtype may fit.'
@@ -109,7 +116,7 @@ def run_main(
       raise
     print(
       f'{name}: this needs the package {error.name}: '
-      "pip install 'specjax[models]'.",
+      f"pip install 'specjax[{OPTIONAL_PACKAGES[error.name]}]'.",
       file=sys.stderr,
     )
     return BAD_INPUT

@@ -41,6 +41,7 @@ class Decoder:
   seeds, stop ids and every sampling setting, so that none of them recompiles.
 
   Invariants (each has a test):
+
     I1 `tokens_BL[b, length - 1]` is pending: committed, in no cache yet.
     I2 The target's cache holds length - 1 tokens; a step feeds the pending
        token and K drafts.
@@ -72,6 +73,10 @@ class Decoder:
       its law, and greedy and coupled text is that of plain decoding up to
       near-ties.
     prefill_chunk: prompt tokens per pass.
+
+  Raises:
+    ValueError: the length exceeds the target's context, `width` has no room for
+      K drafts, or `widths` do not ascend to it.
   """
 
   target: models.LanguageModel
@@ -111,6 +116,7 @@ class Decoder:
 
   @property
   def num_slots(self) -> int:
+    """S, slots of every cache: L tokens and N of slack (I4)."""
     return self.max_length + self.num_rows
 
   def check_batch(self, batch_size: int):

@@ -121,6 +121,7 @@ class Sampling:
 
   @property
   def has_penalties(self) -> bool:
+    """Whether any row has a penalty: then all three arrays are there."""
     return self.repetition_penalty_B is not None
 
 
@@ -289,7 +290,14 @@ def count_drafts(counts: Counts, draft_BK: Array) -> Counts:
 
 
 def is_greedy(temperature: Array) -> Array:
-  """The one predicate for "temperature 0"; subnormal numbers count as 0."""
+  """The one predicate for "temperature 0"; subnormal numbers count as 0.
+
+  Args:
+    temperature: float32 [...].
+
+  Returns:
+    bool [...].
+  """
   return temperature < TINY
 
 

@@ -123,7 +123,7 @@ class LanguageModel(Protocol):
     ...
 
   def final_norm(self, params: Params, last_BTD: Array) -> Array:
-    """The last norm, for heads that read the hidden after it."""
+    """The last norm, for heads that read the hidden after it, [B, T, D]."""
     ...
 
   def unembed(self, params: Params, last_BTD: Array) -> Array:
@@ -161,6 +161,7 @@ class KVCache:
 
   @property
   def num_slots(self) -> int:
+    """S, the entries that a row has room for."""
     return slots_lib.num_slots(self.k[0])
 
 

@@ -51,6 +51,10 @@ class DraftModel:
   A row whose text has reached the model's context gets no more drafts; the
   row itself goes on.
 
+  Lossless: drafts are drawn from the laws that are reported.
+  Source: Leviathan et al., arXiv:2211.17192, Algorithm 1; Chen et al.,
+    arXiv:2302.01318, Algorithm 2.
+
   Attributes:
     model: the draft, any `LanguageModel`.
     num_draft_tokens: K, 1..64.

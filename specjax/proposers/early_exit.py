@@ -50,6 +50,9 @@ class EarlyExit:
     exit_layer: E, at least 1 and below the number of layers.
     num_draft_tokens: K, 1..64.
     stop: ends a row's drafts before K.
+
+  Raises:
+    ValueError: the model is no transformer, or a number is out of range.
   """
 
   model: Transformer

@@ -61,6 +61,9 @@ class FeatureFed:
 
   Lossless: drafts are drawn from the laws that are reported, which are over the
   target's ids and -inf where the head has none.
+  Source: DeepSeek-V3, arXiv:2412.19437, section 2.2; Li et al., EAGLE,
+    arXiv:2401.15077, section 3.1, and EAGLE-3, arXiv:2503.01840, section 3.
+    Deviation: a chain in place of a tree.
 
   Attributes:
     head: any `FeatureHead`.
@@ -77,6 +80,7 @@ class FeatureFed:
 
   @property
   def target_features(self) -> tuple[int, ...]:
+    """The layers that the head reads, see `Hidden.features_BTE`."""
     return self.head.target_features
 
   def init(

@@ -55,6 +55,9 @@ class Medusa:
     heads: at least K.
     num_draft_tokens: K, 1..64.
     stop: ends a row's drafts before K.
+
+  Raises:
+    ValueError: K is out of range, or above the number of heads.
   """
 
   heads: heads.IndependentHeads
@@ -71,6 +74,7 @@ class Medusa:
 
   @property
   def target_features(self) -> tuple[int, ...]:
+    """The layers that the heads read, see `Hidden.features_BTE`."""
     return self.heads.target_features
 
   def init(

@@ -40,6 +40,9 @@ class Checkpoints:
     run: a hash of everything the parameters depend on: objective, optimizer,
       seed, data. A run goes on from its own checkpoints only.
     num_kept: the newest so many stay.
+
+  Raises:
+    ValueError: `num_kept` is below 1.
   """
 
   directory: pathlib.Path

@@ -35,11 +35,15 @@ class Block(Protocol):
 
   def init_cache(
     self, batch_size: int, num_slots: int, max_rewind: int
-  ) -> Cache: ...
+  ) -> Cache:
+    """See `LanguageModel.init_cache`."""
+    ...
 
   def keep(
     self, cache: Cache, start_B: Array, path_BM: Array | None, num_B: Array
-  ) -> Cache: ...
+  ) -> Cache:
+    """See `LanguageModel.keep`."""
+    ...
 
 
 class FeatureHead(Protocol):
@@ -185,10 +189,12 @@ def check_num_ids(num_ids: int | None, vocab_size: int):
 def weight_spec(
   block: Transformer, axes: tuple[str | None, ...], *shape: int
 ) -> ParamSpec:
+  """Of a weight in the block's dtype; matrices are [out, in]."""
   return ParamSpec(shape=shape, dtype=block.dtype, logical_axes=axes)
 
 
 def norm_spec(block: Transformer) -> ParamSpec:
+  """Of a norm's scale, float32 [D], which begins as ones."""
   return ParamSpec(
     shape=(block.embed_dim,),
     dtype='float32',

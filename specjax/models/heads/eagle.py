@@ -43,18 +43,22 @@ class Eagle:
 
   @property
   def target_features(self) -> tuple[int, ...]:
+    """The stream behind the target's last block, before its final norm."""
     return (self.target.num_layers,)
 
   @property
   def vocab_size(self) -> int:
+    """V, the target's."""
     return self.target.vocab_size
 
   @property
   def feature_dim(self) -> int:
+    """D, which is the target's too."""
     return self.block.embed_dim
 
   @property
   def feature_dtype(self) -> str:
+    """That of the layer."""
     return self.block.dtype
 
   def param_specs(self) -> Params:
@@ -73,6 +77,7 @@ class Eagle:
     return specs
 
   def init(self, key: Key) -> Params:
+    """Random parameters, float in the layer's dtype; `key` is consumed."""
     return base.init_params(self, key)
 
   def begin(self, params: Params, target_params: Params) -> Params:
@@ -81,6 +86,7 @@ class Eagle:
     return params
 
   def fuse(self, params: Params, features_BTE: Array) -> Array:
+    """What f is, [B, T, D]: the target's stream behind its final norm."""
     return base.behind_norm(self.target, self.block, params, features_BTE)
 
   def apply(
@@ -91,6 +97,7 @@ class Eagle:
     cache: KVCache,
     **places: Array | None,
   ) -> tuple[Array, KVCache]:
+    """`FeatureHead.apply`: one row of f' per token, [B, T, D]."""
     own = params['proposer']
     embed_BTD = base.embed(self.target, self.block, params, tokens_BT)
     both_BTX = jnp.concatenate([embed_BTD, feature_BTD], axis=-1)
@@ -98,4 +105,5 @@ class Eagle:
     return self.block.run_layers(own, x_BTD, cache, **places)
 
   def unembed(self, params: Params, feature_BTD: Array) -> Array:
+    """float32 [B, T, V], by the target's output head, without another norm."""
     return base.target_logits(self.target, params, feature_BTD)

@@ -42,6 +42,10 @@ class Eagle3:
     target_features: the three layers.
     num_ids: R, ids of its own vocabulary; None: all of the target's.
     own_embed: it has an embedding of its own; else it takes the target's.
+
+  Raises:
+    ValueError: the block does not fit the target, a layer is not one of its, or
+      R is not in 1..V.
   """
 
   target: Transformer
@@ -64,14 +68,17 @@ class Eagle3:
 
   @property
   def vocab_size(self) -> int:
+    """V, the target's."""
     return self.target.vocab_size
 
   @property
   def feature_dim(self) -> int:
+    """D, which is the target's too."""
     return self.block.embed_dim
 
   @property
   def feature_dtype(self) -> str:
+    """That of the layer."""
     return self.block.dtype
 
   def param_specs(self) -> Params:
@@ -93,6 +100,7 @@ class Eagle3:
     return specs
 
   def init(self, key: Key) -> Params:
+    """Random parameters; a reduced vocabulary has the first R ids."""
     return base.init_params(self, key)
 
   def begin(self, params: Params, target_params: Params) -> Params:
@@ -107,6 +115,7 @@ class Eagle3:
     }
 
   def fuse(self, params: Params, features_BTE: Array) -> Array:
+    """What g is, [B, T, D], from the captured streams side by side."""
     features_BTE = features_BTE.astype(self.block.dtype)
     return blocks.dense(self.block, params['proposer'], 'fc', features_BTE)
 
@@ -118,6 +127,7 @@ class Eagle3:
     cache: KVCache,
     **places: Array | None,
   ) -> tuple[Array, KVCache]:
+    """`FeatureHead.apply`: one row of a per token, [B, T, D]."""
     own = params['proposer']
     embed_BTD = base.embed(self.target, self.block, params, tokens_BT)
     side_BTD = blocks.norm(self.block, own, 'embed_norm', embed_BTD)
@@ -126,6 +136,7 @@ class Eagle3:
     )
 
   def unembed(self, params: Params, feature_BTD: Array) -> Array:
+    """float32 [B, T, R], or [B, T, V] without a reduced vocabulary."""
     own = params['proposer']
     x_BTD = blocks.norm(self.block, own, 'norm', feature_BTD)
     return blocks.dense(self.block, own, 'head', x_BTD, dtype=jnp.float32)

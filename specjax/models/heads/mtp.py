@@ -41,18 +41,22 @@ class MTP:
 
   @property
   def target_features(self) -> tuple[int, ...]:
+    """The stream behind the target's last block, before its final norm."""
     return (self.target.num_layers,)
 
   @property
   def vocab_size(self) -> int:
+    """V, the target's."""
     return self.target.vocab_size
 
   @property
   def feature_dim(self) -> int:
+    """D, which is the target's too."""
     return self.block.embed_dim
 
   @property
   def feature_dtype(self) -> str:
+    """That of the block."""
     return self.block.dtype
 
   def param_specs(self) -> Params:
@@ -67,6 +71,7 @@ class MTP:
     }
 
   def init(self, key: Key) -> Params:
+    """Random parameters in the block's dtype; `key` is consumed."""
     return base.init_params(self, key)
 
   def begin(self, params: Params, target_params: Params) -> Params:
@@ -74,6 +79,7 @@ class MTP:
     return {**params, 'norm': target_params['final_norm']}
 
   def fuse(self, params: Params, features_BTE: Array) -> Array:
+    """What h is, [B, T, D]: the target's stream behind its final norm."""
     return base.behind_norm(self.target, self.block, params, features_BTE)
 
   def apply(
@@ -84,6 +90,7 @@ class MTP:
     cache: KVCache,
     **places: Array | None,
   ) -> tuple[Array, KVCache]:
+    """`FeatureHead.apply`: one row of h' per token, [B, T, D]."""
     own = params['proposer']
     embed_BTD = base.embed(self.target, self.block, params, tokens_BT)
     both_BTX = jnp.concatenate(
@@ -98,4 +105,5 @@ class MTP:
     return blocks.norm(self.block, own, 'norm', x_BTD), cache
 
   def unembed(self, params: Params, feature_BTD: Array) -> Array:
+    """float32 [B, T, V], by the target's output head."""
     return base.target_logits(self.target, params, feature_BTD)
