@@ -80,7 +80,10 @@ def _roots() -> list[str]:
 
 def main(values: flags.FlagValues):
   folder = pathlib.Path(values.out)
-  if not values.out or (folder.exists() and any(folder.iterdir())):
+  is_free = not folder.exists() or (
+    folder.is_dir() and not any(folder.iterdir())
+  )
+  if not values.out or not is_free:
     raise ValueError(
       f'--out must be a folder that is absent or empty, got {values.out!r}.'
     )
