@@ -131,7 +131,12 @@ class Decoder:
         )
 
   def init(self, params: Params, requests: Requests) -> DecodeState:
-    """Prefills the caches; the first token comes from the first step."""
+    """Prefills the caches; the first token comes from the first step.
+
+    Raises:
+      ValueError: at trace time, if `tokens_BL` does not have max_length columns, or
+        the rows do not divide over the devices.
+    """
     b, size = requests.tokens_BL.shape
     check_shape('tokens_BL', requests.tokens_BL, (b, self.max_length))
     self.check_batch(b)
@@ -268,7 +273,11 @@ class Decoder:
   def propose(
     self, params: Params, state: DecodeState, sampling: Sampling
   ) -> tuple[proposers.Proposal, Any]:
-    """The proposal, padded to N - 1 columns and cut to what can be verified."""
+    """The proposal, padded to N - 1 columns and cut to what can be verified.
+
+    Raises:
+      ValueError: at trace time, if the proposer reports laws of another shape.
+    """
     k = self.proposer.num_draft_tokens
     keys_BK = jax.vmap(
       lambda seed, length: noise_lib.draw_keys(

@@ -92,10 +92,15 @@ def is_array(annotation: ast.expr | None) -> bool:
 
 
 def raises_value_error(node: ast.AST) -> bool:
-  """Whether it does so itself, not by way of another function."""
+  """Whether it does so itself, or calls something that is named after it."""
   for child in ast.iter_child_nodes(node):
     if isinstance(child, ast.Raise) and 'ValueError' in ast.unparse(child):
       return True
+    if isinstance(child, ast.Call):
+      called = ast.unparse(child.func).rpartition('.')[2]
+      # Of another error: what the conformance tests begin with.
+      if called.startswith(('check_', '_check')) and called != 'check_static':
+        return True
     is_other = isinstance(child, (ast.FunctionDef, ast.ClassDef, ast.Lambda))
     if not is_other and raises_value_error(child):
       return True

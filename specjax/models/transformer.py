@@ -277,6 +277,9 @@ class Transformer:
 
     Returns:
       The stream behind the last layer, and the cache.
+
+    Raises:
+      ValueError: at trace time, if the stream has another shape.
     """
     check_shape('x_BTD', x_BTD, (cache.length_B.shape[0], 'T', self.embed_dim))
     streams, cache = self._append(
@@ -351,6 +354,9 @@ class Transformer:
 
     Returns:
       The hiddens, and `side` with T entries more.
+
+    Raises:
+      ValueError: at trace time, if `tokens_BT` has another number of rows.
     """
     check_shape('tokens_BT', tokens_BT, (cache.length_B.shape[0], 'T'))
     num_new = tokens_BT.shape[1]

@@ -60,6 +60,9 @@ class DraftModel:
     num_draft_tokens: K, 1..64.
     stop: ends a row's drafts before K.
     prefill_chunk: prompt tokens per pass.
+
+  Raises:
+    ValueError: K is out of range.
   """
 
   model: models.LanguageModel

@@ -69,6 +69,9 @@ class FeatureFed:
     head: any `FeatureHead`.
     num_draft_tokens: K, 1..64.
     stop: ends a row's drafts before K.
+
+  Raises:
+    ValueError: K is out of range.
   """
 
   head: heads.FeatureHead

@@ -44,6 +44,9 @@ class Given:
 
   Attributes:
     num_draft_tokens: K, 1..64.
+
+  Raises:
+    ValueError: K is out of range.
   """
 
   num_draft_tokens: int

@@ -84,6 +84,9 @@ class MedusaLoss:
     divergence: from the target's law, a key of `losses.DIVERGENCES`; None:
       cross-entropy of the text, as in the paper.
     decay: of the weights, above 0 and at most 1.
+
+  Raises:
+    ValueError: the divergence is unknown, or `decay` is out of range.
   """
 
   heads: base.IndependentHeads

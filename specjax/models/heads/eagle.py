@@ -30,6 +30,9 @@ class Eagle:
     block: its layer, with `input_norm` False.
     fc_bias: the linear map has a bias.
     own_embed: it has an embedding of its own; else it takes the target's.
+
+  Raises:
+    ValueError: the block does not fit the target.
   """
 
   target: Transformer

@@ -30,6 +30,9 @@ class MTP:
   Attributes:
     target: the model it drafts for.
     block: its layer.
+
+  Raises:
+    ValueError: the block does not fit the target.
   """
 
   target: Transformer

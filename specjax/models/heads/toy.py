@@ -38,6 +38,9 @@ class ToyHead:
   Attributes:
     target: a toy without a window, whose checksums add up.
     num_ids: R, ids of its own vocabulary; None: all of the target's.
+
+  Raises:
+    ValueError: R is not in 1..V.
   """
 
   target: ToyModel
