@@ -134,8 +134,8 @@ class Decoder:
     """Prefills the caches; the first token comes from the first step.
 
     Raises:
-      ValueError: at trace time, if `tokens_BL` does not have max_length columns, or
-        the rows do not divide over the devices.
+      ValueError: at trace time, if `tokens_BL` has not L columns, or its rows
+        do not divide over the devices.
     """
     b, size = requests.tokens_BL.shape
     check_shape('tokens_BL', requests.tokens_BL, (b, self.max_length))
