@@ -222,6 +222,9 @@ def check(x):
 def checked(x):
   """Raises ValueError unless it is good."""
   raise ValueError('x')
+def caller(x):
+  """Has it checked."""
+  return base.check_it(x)
 '''
 
 
@@ -243,7 +246,7 @@ class DocstringsTest(parameterized.TestCase):
       shapeless,
       ['taken: what it returns', 'taken: logits', 'Guess: kept'],
     ),
-    (unannounced, ['Own', 'check']),
+    (unannounced, ['Own', 'check', 'caller']),
     (unfounded, ['Guess: Source']),
   )
   def test_what_is_missing_is_found(self, find, expected):
