@@ -96,6 +96,8 @@ setuptools.setup(
     'models': MODELS,
     # ruff is held to one series: another one may format differently.
     'test': ['pytest>=8.4', 'pytest-xdist', 'ruff==0.17.*', *MODELS],
+    # experiments/reference.py writes Markdown as this series reads it.
+    'docs': ['pdoc==16.*'],
     'notebooks': ['jupyterlab', 'matplotlib'],
     # Compiles for TPUs without one; keep it out of the test environment.
     'tpu-aot': ['jax[tpu]>=0.10.2'],

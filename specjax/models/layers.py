@@ -34,6 +34,16 @@ def product(
 
   XLA:CPU has no fast kernel for products with one narrow row: two rows of
   bfloat16 take a tenth of the time of one, so there the row is repeated.
+
+  Args:
+    x: [..., M, I], as `dimension_numbers` want it.
+    weight: [..., O, I], likewise.
+    dimension_numbers: of `lax.dot_general`.
+    num_rows: M, over all that is multiplied by one weight.
+    dtype: of the sums and of the result.
+
+  Returns:
+    [..., M, O].
   """
 
   def product(x: Array, weight: Array) -> Array:

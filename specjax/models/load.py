@@ -3,10 +3,9 @@
 import dataclasses
 import os
 import pathlib
-import shutil
 from typing import Any
 
-from specjax import gguf_tokenizer, tokenizer_files, tokenizers
+from specjax import atomic, gguf_tokenizer, tokenizer_files, tokenizers
 from specjax.mesh import View, place
 from specjax.models.base import LanguageModel
 from specjax.models.checkpoints import base as checkpoints
@@ -175,8 +174,7 @@ def save(path: str | os.PathLike, loaded: Loaded):
   orbax.check_free(path)
   if loaded.config is None:
     raise ValueError(f'{loaded.name} is built in code and cannot be saved.')
-  unfinished = path.with_name(f'.{path.name}.{os.getpid()}.unfinished')
-  try:
+  with atomic.replacing(path) as unfinished:
     orbax.save(
       unfinished,
       loaded.config,
@@ -186,7 +184,3 @@ def save(path: str | os.PathLike, loaded: Loaded):
       quantize=loaded.model.quantize,
     )
     tokenizer_files.save_tokenizer(unfinished, loaded.tokenizer)
-    os.replace(unfinished, path)
-  except BaseException:
-    shutil.rmtree(unfinished, ignore_errors=True)
-    raise

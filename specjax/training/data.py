@@ -139,6 +139,9 @@ class Packed:
     batch_size: B.
     length: T, tokens per row.
     seed: of cuts and order.
+
+  Raises:
+    ValueError: a number is out of range, or the text is shorter than a row.
   """
 
   tokens_n: np.ndarray
@@ -171,6 +174,10 @@ class Packed:
     return digest.hexdigest()
 
   def batch(self, position: int, params: Params = None) -> dict[str, Any]:
+    """`Source.batch`: {'tokens_BT': int32, 'mask_BT': bool}, both [B, T].
+
+    `params` are not looked at.
+    """
     del params
     first = position * self.batch_size
     starts = [self._start(row) for row in range(first, first + self.batch_size)]
@@ -190,7 +197,11 @@ class Packed:
 def pack(
   documents: Iterable[Document], *, batch_size: int, length: int, seed: int
 ) -> Packed:
-  """Joins documents into one stream."""
+  """Joins documents into one stream.
+
+  Raises:
+    ValueError: there is no document, or `Packed` refuses what there is.
+  """
   documents = list(documents)
   if not documents:
     raise ValueError('there must be at least one document, got none.')
