@@ -96,7 +96,7 @@ setuptools.setup(
   extras_require={
     'models': MODELS,
     # ruff is held to one series: another one may format differently.
-    'test': [*('pytest>=8.4', 'pytest-xdist', 'ruff==0.17.*', PLOTS, *MODELS)],
+    'test': ['pytest>=8.4', 'pytest-xdist', 'ruff==0.17.*', PLOTS, *MODELS],
     'notebooks': ['jupyterlab', PLOTS],
     # Compiles for TPUs without one; keep it out of the test environment.
     'tpu-aot': ['jax[tpu]>=0.10.2'],

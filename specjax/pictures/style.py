@@ -1,5 +1,7 @@
 """One look for all figures: readable in print and without colours."""
 
+import functools
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,15 +46,27 @@ def figure(
   size: tuple[float, float] = (6.4, 4.2),
 ) -> tuple[Figure, Axes]:
   """A figure with one pair of axes, and a light grid behind what is drawn."""
-  from matplotlib.figure import Figure
-
   # Not through pyplot: no window, nothing global, nothing to close.
-  drawn = Figure(figsize=size, layout='constrained')
+  drawn = _figure_class()(figsize=size, layout='constrained')
   axes = drawn.add_subplot()
   axes.set(title=title, xlabel=x, ylabel=y)
   axes.grid(color='0.85', linewidth=0.6)
   axes.set_axisbelow(True)
   return drawn, axes
+
+
+@functools.cache
+def _figure_class() -> type:
+  """matplotlib's figure, which notebooks show without pyplot's help."""
+  from matplotlib.figure import Figure
+
+  class Shown(Figure):
+    def _repr_png_(self) -> bytes:
+      image = io.BytesIO()
+      self.savefig(image, format='png', dpi=110)
+      return image.getvalue()
+
+  return Shown
 
 
 def legend(axes: Axes, **place):
