@@ -58,7 +58,7 @@ def heat_map(
   places, num_lines = _places(pieces, shown, columns)
   width = max(x + w for x, _, w in places)
   figure, axes = style.figure(
-    title, size=(max(width, 24) / 8, 1 + num_lines / _LINES_PER_INCH)
+    title, size=(max(width, 40) / 8, 1.4 + num_lines / _LINES_PER_INCH)
   )
   colours = colormaps['cividis']
   for i, (x, line, w) in enumerate(places):

@@ -5,6 +5,7 @@ import importlib.util
 import io
 import pathlib
 import tempfile
+import warnings
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -105,9 +106,11 @@ class DrawTest(parameterized.TestCase):
   @needs_matplotlib
   def test_the_script_writes_three_pictures(self):
     trace = f'--trace={self.folder / "run.npz"}'
-    code, out, err = self.run_script(
-      trace, f'--out={self.folder}', '--request=1'
-    )
+    with warnings.catch_warnings():
+      warnings.simplefilter('error')  # As of what does not fit or has no glyph.
+      code, out, err = self.run_script(
+        trace, f'--out={self.folder}', '--request=1'
+      )
     self.assertEqual(code, 0, err)
     names = [pathlib.Path(line).name for line in out.splitlines()]
     self.assertEqual(names, ['heat_map.png', 'timeline.png', 'laws.png'])
