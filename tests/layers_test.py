@@ -28,7 +28,7 @@ ROOMS = (
   ('metrics', 'commit'),
   ('decode', 'requests', 'text_drafts'),
   ('generation',),
-  ('training',),
+  ('training', 'pictures'),
   ('testing',),
 )
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

@@ -58,19 +58,43 @@ def load(
     ValueError: one sentence on what is wrong with the name or the files.
   """
   check_scheme('quantize', quantize)
+  path = _find(name)
+  if path.is_dir():
+    return _load_folder(name, path, dtype, quantize, view)
+  return _load_gguf(name, path, dtype, quantize, view)
+
+
+def load_tokenizer(name: str) -> tokenizers.Tokenizer:
+  """The tokenizer of a model by name, without the model.
+
+  Args:
+    name: as for `load`.
+
+  Raises:
+    ValueError: one sentence on what is wrong with the name or the files.
+
+  >>> load_tokenizer('demo:target').encode('hi', add_special=True)
+  [256, 104, 105]
+  """
+  path = _find(name)
+  if path.is_dir():
+    return tokenizer_files.read_tokenizer(path)
+  return gguf_tokenizer.from_gguf(gguf.read_metadata(path))
+
+
+def _find(name: str) -> pathlib.Path:
+  """The file or folder of a model."""
   if name.startswith('demo:'):
-    return _load_folder(name, _demo_folder(name), dtype, quantize, view)
+    return _demo_folder(name)
   if name.startswith('hf:'):
-    return _load_folder(name, _download(name), dtype, quantize, view)
+    return _download(name)
   path = pathlib.Path(name)
   if not path.exists():
     raise ValueError(
       f'no such model {name!r}: allowed are demo:target, demo:draft, a .gguf '
       'file, a folder, or hf:ORG/NAME.'
     )
-  if path.is_dir():
-    return _load_folder(name, path, dtype, quantize, view)
-  return _load_gguf(name, path, dtype, quantize, view)
+  return path
 
 
 def _demo_folder(name: str) -> pathlib.Path:
