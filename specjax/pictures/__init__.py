@@ -5,10 +5,10 @@ what a cell ends with, a script calls `savefig`. None of them tells anything by
 colour alone: bars have hatches, lines have markers, and words stand beside.
 """
 
-from specjax.pictures.heat_map import heat_map
-from specjax.pictures.laws import laws
+from specjax.pictures.acceptance import heat_map
+from specjax.pictures.overlay import laws
 from specjax.pictures.slates import Slates
+from specjax.pictures.steps import timeline
 from specjax.pictures.style import curves
-from specjax.pictures.timeline import timeline
 
 __all__ = ('Slates', 'curves', 'heat_map', 'laws', 'timeline')

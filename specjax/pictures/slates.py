@@ -90,6 +90,7 @@ class Slates:
     self._step = 0
 
   def __call__(self, info: StepInfo):
+    """Keeps a step; rows that emit nothing are left out."""
     for row in range(len(info.num_emitted_B)):
       if info.num_emitted_B[row]:
         self._slates.append((self._step, row, pieces_of(info, row)))
