@@ -1,17 +1,30 @@
-r"""Compares ways to train a draft, at equal budget, on held-out text.
+r"""Compares ways to train a draft, or a head, at equal budget on held-out text.
 
   python experiments/draft_table.py --out=drafts --num_steps=2000 \
     --json_out=drafts.jsonl
 
-Every draft has the same shape, sees as many steps of as many tokens, and is
-measured by decoding modules that were kept from training: block efficiency at
-K = 4, and tokens/s beside plain decoding. A line of JSON each, as they come.
+Everything is trained for as many steps on the same rows, and is measured by
+decoding modules that were kept from training: block efficiency at K = 4,
+tokens/s beside plain decoding, and the share of first, second, ... drafts that
+are accepted where those before them were. A line of JSON each, as they come.
+
+Drafts have one shape:
 
   scratch     the next token of the text
   forward_kl, reverse_kl, js, tv    the target's law, on the same text
   on_policy   forward_kl, half of the rows continued by the draft itself
   online      forward_kl, half of the rows written by target and draft together,
               of which only the rejected places are learnt
+
+Heads read the target's hiddens; all learn its law by forward_kl:
+
+  medusa      four heads that see nothing of each other's drafts
+  mtp         one module, unrolled four tokens ahead
+  eagle, eagle_ttt      EAGLE, one token ahead; four (training-time test)
+  eagle3_1, eagle3      EAGLE-3 likewise
+
+What is there already in --out is not trained again: processes with other --ways
+may share it, and one more with all of them measures.
 """
 
 import dataclasses
@@ -23,11 +36,13 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments import common, conversions, held_out, train_run
+from experiments import common, conversions, drafts, held_out, train_run
 from experiments.train_config import TrainConfig
+from specjax.models.heads import files
 from specjax.models.load import Loaded
-from specjax.proposers.base import Nothing
+from specjax.proposers.base import Nothing, Proposer
 from specjax.proposers.draft_model import DraftModel
+from specjax.shapes import Params
 
 WAYS: dict[str, dict[str, Any]] = {
   'scratch': {'target': None},
@@ -45,6 +60,12 @@ WAYS: dict[str, dict[str, Any]] = {
     'written_by': 'pair',
     'written_share': 0.5,
   },
+  'medusa': {'head': 'medusa', 'loss': 'forward_kl', 'depth': 4},
+  'mtp': {'head': 'mtp', 'loss': 'forward_kl', 'depth': 4},
+  'eagle': {'head': 'eagle', 'depth': 1},
+  'eagle_ttt': {'head': 'eagle', 'depth': 4},
+  'eagle3_1': {'head': 'eagle3', 'depth': 1},
+  'eagle3': {'head': 'eagle3', 'depth': 4},
 }
 TEMPERATURES = (0.0, 1.0)
 
@@ -64,7 +85,7 @@ def define_flags(values: flags.FlagValues):
   )
   flags.DEFINE_list(
     'ways',
-    ['scratch', 'forward_kl', 'tv', 'on_policy'],
+    [way for way in WAYS if way not in ('reverse_kl', 'js', 'online')],
     f'Which of {", ".join(WAYS)}.',
     flag_values=values,
   )
@@ -84,13 +105,16 @@ def define_flags(values: flags.FlagValues):
 FLAG_GROUPS = (('Table', define_flags),)
 
 
-def train(values: flags.FlagValues, way: str) -> tuple[pathlib.Path, float]:
-  """The draft's folder, trained unless it is there, and the seconds it took."""
+def train(
+  values: flags.FlagValues, way: str
+) -> tuple[pathlib.Path, dict[str, Any]]:
+  """The folder, trained unless it is there, and the report of its training."""
   folder = pathlib.Path(values.out, way)
   model = folder / 'model'
+  settings = WAYS[way]
   config = TrainConfig(
     **{
-      'config': values.config,
+      'config': None if 'head' in settings else values.config,
       'target': values.target,
       'data': ('stdlib',),
       'num_steps': values.num_steps,
@@ -101,7 +125,7 @@ def train(values: flags.FlagValues, way: str) -> tuple[pathlib.Path, float]:
       'seed': values.seed,
       'run_dir': str(folder),
       'out': str(model),
-      **WAYS[way],
+      **settings,
     }
   )
   if not model.exists():
@@ -112,25 +136,35 @@ def train(values: flags.FlagValues, way: str) -> tuple[pathlib.Path, float]:
       f'{model} was trained with other flags; give another --out or remove '
       f'{folder}.'
     )
-  return model, report['last']['seconds']
+  return model, report
+
+
+def make_proposer(
+  values: flags.FlagValues, target: Loaded, way: str, folder: pathlib.Path
+) -> tuple[Proposer, Params]:
+  """What was trained, as it drafts."""
+  kind = WAYS[way].get('head')
+  if kind is not None:
+    head, params = files.load_head(
+      folder, kind.removesuffix('3'), target.model, target.params
+    )
+    return drafts.with_head(head, values.num_draft_tokens), params
+  loaded = conversions.load_model(str(folder), target.model.dtype, 'none', None)
+  return DraftModel(
+    model=loaded.model, num_draft_tokens=values.num_draft_tokens
+  ), loaded.params
 
 
 def measure(
-  values: flags.FlagValues, target: Loaded, draft: pathlib.Path | None
+  values: flags.FlagValues,
+  target: Loaded,
+  proposer: Proposer,
+  params: Params,
 ) -> dict[str, Any]:
-  """A row's figures at both temperatures; without a draft, plain decoding."""
+  """A row's figures at both temperatures."""
   prompts = held_out.Prompts(
     names=('stdlib_held_out',), num_prompts=values.num_prompts
   )
-  proposer, params = Nothing(), ()
-  if draft is not None:
-    loaded = conversions.load_model(
-      str(draft), target.model.dtype, 'none', None
-    )
-    params = loaded.params
-    proposer = DraftModel(
-      model=loaded.model, num_draft_tokens=values.num_draft_tokens
-    )
   rows = {}
   for temperature in TEMPERATURES:
     requests = prompts.requests(target.tokenizer, temperature)
@@ -149,17 +183,20 @@ def main(values: flags.FlagValues):
   if values.json_out is not None:
     common.check_writable(values.json_out)
   target = conversions.load_model(values.target, 'bfloat16', 'none', None)
-  plain = measure(values, target, None)
+  plain = measure(values, target, Nothing(), ())
   lines = []
+  device = jax.devices()[0].platform.upper()
   print(
-    f'{"draft":<12} {"seconds":>8}  tokens per step  tokens/s over plain '
-    f'({jax.devices()[0].platform.upper()})\n'
-    f'{"":<12} {"trained":>8}  T = 0    T = 1    T = 0    T = 1'
+    f'{"":<10} {"1000":>10} {"seconds":>7}  tokens per step  over plain '
+    f'({device})  accepted by position,\n'
+    f'{"trained":<10} {"parameters":>10} {"trained":>7}  '
+    f'T = 0  T = 1     T = 0  T = 1       T = 1'
   )
   for way in values.ways:
-    folder, seconds = train(values, way)
+    folder, report = train(values, way)
     with common.Progress(f'decoding with {way}'):
-      rows = measure(values, target, folder)
+      proposer, params = make_proposer(values, target, way, folder)
+      rows = measure(values, target, proposer, params)
     is_same = rows['0'].pop('tokens') == plain['0']['tokens']
     rows['1'].pop('tokens')
     speed = {
@@ -167,9 +204,13 @@ def main(values: flags.FlagValues):
       for t, row in rows.items()
     }
     tau = {t: row['block_efficiency'] for t, row in rows.items()}
+    shares = rows['1']['acceptance_conditional']
     print(
-      f'{way:<12} {seconds:8.0f}  {tau["0"]:5.2f}    {tau["1"]:5.2f}    '
-      f'{speed["0"]:5.2f}    {speed["1"]:5.2f}'
+      f'{way:<10} {report["num_parameters"] / 1000:10.0f} '
+      f'{report["last"]["seconds"]:7.0f}  '
+      f'{tau["0"]:5.2f}  {tau["1"]:5.2f}     '
+      f'{speed["0"]:5.2f}  {speed["1"]:5.2f}       '
+      + ' '.join('   -' if x is None else f'{x:4.2f}' for x in shares)
       + ('' if is_same else '   GREEDY TEXT DIFFERS'),
       flush=True,
     )
@@ -180,7 +221,8 @@ def main(values: flags.FlagValues):
           name: values[name].value
           for name in ('target', 'num_steps', 'batch_size', 'length', 'seed')
         },
-        'seconds_trained': seconds,
+        'num_parameters': report['num_parameters'],
+        'seconds_trained': report['last']['seconds'],
         'is_greedy_text_equal': is_same,
         'over_plain': speed,
         'by_temperature': rows,

@@ -1,4 +1,4 @@
-"""Draft models, with the target's vocabulary or with another one."""
+"""What drafts from files: models, with whichever vocabulary, and heads."""
 
 import dataclasses
 
@@ -6,7 +6,13 @@ from experiments import common, conversions
 from experiments.run_config import RunConfig
 from specjax.mesh import View
 from specjax.models import load
+from specjax.models.heads.build import Head
+from specjax.models.heads.medusa import MedusaHeads
 from specjax.models.translated import translate
+from specjax.proposers.base import Proposer
+from specjax.proposers.feature_fed import FeatureFed
+from specjax.proposers.medusa import Medusa
+from specjax.proposers.stopping import Fixed, StoppingRule
 from specjax.text_drafts import TextDrafter
 from specjax.tokenizers import check_same_vocabulary
 
@@ -69,3 +75,13 @@ def text_drafter(
     # Its ids may cut the text finer than the target's.
     max_length=2 * max_length,
   )
+
+
+def with_head(
+  head: Head, num_draft_tokens: int, stop: StoppingRule = Fixed()
+) -> Proposer:
+  """The proposer that drafts with a head, whatever its kind."""
+  settings = {'num_draft_tokens': num_draft_tokens, 'stop': stop}
+  if isinstance(head, MedusaHeads):
+    return Medusa(heads=head, **settings)
+  return FeatureFed(head=head, **settings)

@@ -44,7 +44,6 @@ from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
 from specjax.proposers.feature_fed import FeatureFed
 from specjax.proposers.given import Given
-from specjax.proposers.medusa import Medusa
 from specjax.requests import Request, Result, unanswered
 from specjax.verify import chain
 
@@ -85,15 +84,14 @@ def make_head(
   """A proposer with a head from files, and the head's parameters."""
   with common.Progress(f'loading head {config.head}'):
     head, params = head_files.load_head(
-      config.head, config.proposer, target.model, target.params, view=view
+      load.head_folder(config.head),
+      config.proposer,
+      target.model,
+      target.params,
+      view=view,
     )
-  settings = {
-    'num_draft_tokens': config.num_draft_tokens,
-    'stop': lengths.parse(config.stop_rule),
-  }
-  if config.proposer == 'medusa':
-    return Medusa(heads=head, **settings), params
-  return FeatureFed(head=head, **settings), params
+  stop = lengths.parse(config.stop_rule)
+  return drafts.with_head(head, config.num_draft_tokens, stop), params
 
 
 def read_rows(config: RunConfig) -> list[prompts.Conversation]:

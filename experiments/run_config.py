@@ -109,7 +109,8 @@ def define_speculation_flags(values: flags.FlagValues):
     'head',
     None,
     'A folder with config.json and safetensors of a head, as its authors '
-    'publish it or save_head writes it, with --proposer=medusa, mtp or eagle.',
+    'publish it or train.py writes it, with --proposer=medusa, mtp or eagle; '
+    'demo:medusa and demo:mtp come along.',
   )
   flags.DEFINE_integer(
     'num_draft_tokens', 4, 'Drafts per step, 1..64.', flag_values=values

@@ -6,8 +6,12 @@ r"""Trains a language model, or a draft that imitates a target.
   python experiments/train.py --config=small.json --target=model \
     --loss=forward_kl --data=stdlib --num_steps=4000 --run_dir=run2 --out=draft
 
+  python experiments/train.py --head=eagle3 --depth=4 --target=model \
+    --data=stdlib --num_steps=4000 --run_dir=run3 --out=head
+
 The first trains on the next token of a text; the second, with --target, on
-the target's law. What comes out is a folder for --target and --draft of
+the target's law; the third a head that reads the hiddens of the target, which
+stays as it is. What comes out is a folder for --target, --draft or --head of
 generate.py.
 
 A run keeps its checkpoints and its metrics (a JSON object per line) in

@@ -8,6 +8,7 @@ from absl import flags
 from experiments.run_config import DTYPES
 from specjax import noise
 from specjax.mesh import MeshShape, View, parse_mesh, refine
+from specjax.models.heads.build import KINDS
 from specjax.training.losses import DIVERGENCES
 from specjax.training.step import AdamW
 from specjax.training.written import WRITERS
@@ -20,16 +21,25 @@ def define_model_flags(values: flags.FlagValues):
     None,
     "A config.json with the new model's shape; it starts from random weights.",
   )
-  string('init', None, 'In place of --config: a model to start from.')
   string(
-    'target', None, 'A model whose law is imitated. If not given: plain text.'
+    'init',
+    None,
+    'In place of --config: a model to start from; with --head, a head.',
+  )
+  string(
+    'target',
+    None,
+    'A model whose law is imitated, or that gets a head. If not given: plain '
+    'text.',
   )
   enum(
     'loss',
-    'forward_kl',
-    DIVERGENCES,
-    'How far the draft is from the target, with --target. tv is one minus the '
-    'probability that a draft is accepted.',
+    None,
+    (*DIVERGENCES, 'text'),
+    'How far the draft is from the target, with --target; tv is one minus the '
+    'probability that a draft is accepted. text, for heads: of the next tokens '
+    'of the text. If not given: forward_kl, and for medusa and mtp text, as in '
+    'their papers.',
   )
   enum(
     'dtype',
@@ -41,6 +51,35 @@ def define_model_flags(values: flags.FlagValues):
   string('mesh', 'data:1', 'Devices, as data:4: rows are split over data.')
 
 
+def define_head_flags(values: flags.FlagValues):
+  _, enum, whole, _ = _definers(values)
+  enum(
+    'head',
+    None,
+    KINDS,
+    'In place of --config: a head on the frozen --target, which reads its '
+    'hiddens. --out gets a folder for --head of generate.py.',
+  )
+  whole(
+    'depth',
+    None,
+    'How many tokens ahead it is taught. medusa has so many heads; the others '
+    'go on from their own output in training as they will in drafting '
+    '(training-time test). If not given: 1 for eagle, 4 for the others.',
+  )
+  whole(
+    'draft_vocab_size',
+    None,
+    'With eagle3: it drafts only so many ids, those that come most often among '
+    'the predicted tokens of --data. If not given: all.',
+  )
+  whole(
+    'head_ffn_dim',
+    None,
+    "Feed-forward width of its layer. If not given: the target's.",
+  )
+
+
 def define_data_flags(values: flags.FlagValues):
   string, enum, whole, number = _definers(values)
   flags.DEFINE_multi_string(
@@ -48,8 +87,8 @@ def define_data_flags(values: flags.FlagValues):
     [],
     'A file to train on: a text, a .jsonl with text (or prompt_tokens and '
     "tokens) in every line, a .json result of generate.py, or stdlib: Python's "
-    'standard library without the modules kept for evaluation. May be given '
-    'more than once.',
+    'standard library without the modules kept for evaluation. Prompt tokens '
+    'are read and not learnt. May be given more than once.',
     flag_values=values,
   )
   flags.DEFINE_multi_string(
@@ -66,7 +105,8 @@ def define_data_flags(values: flags.FlagValues):
     ('none', *WRITERS),
     'Who continues the beginnings of rows, with --target: nobody; the target; '
     'the draft as it is by then (on-policy); or the pair, decoding together, '
-    'and only the places are learnt in which a draft was rejected (online).',
+    'and only the places are learnt in which a draft was rejected (online). '
+    'With --head: nobody, or the target.',
   )
   number(
     'written_share',
@@ -110,6 +150,7 @@ def define_run_flags(values: flags.FlagValues):
 
 FLAG_GROUPS = (
   ('Models', define_model_flags),
+  ('Heads', define_head_flags),
   ('Data', define_data_flags),
   ('Optimizer', define_optimizer_flags),
   ('Run', define_run_flags),
@@ -141,7 +182,11 @@ class TrainConfig:
   config: str | None = None
   init: str | None = None
   target: str | None = None
-  loss: str = 'forward_kl'
+  loss: str | None = None
+  head: str | None = None
+  depth: int | None = None
+  draft_vocab_size: int | None = None
+  head_ffn_dim: int | None = None
   dtype: str = 'bfloat16'
   mesh: str = 'data:1'
   eval_data: tuple[str, ...] = ()
@@ -165,8 +210,7 @@ class TrainConfig:
   num_eval_prompts: int = 0
 
   def __post_init__(self):
-    if (self.config is None) == (self.init is None):
-      raise ValueError('one of --config and --init must be given.')
+    self._check_student()
     if not self.data:
       raise ValueError('--data must name a file, or stdlib.')
     noise.check_seed(self.seed)
@@ -205,6 +249,46 @@ class TrainConfig:
       )
     if self.num_eval_prompts and not (self.target and self.eval_data):
       raise ValueError('--num_eval_prompts needs --target and --eval_data.')
+
+  def _check_student(self):
+    if self.head is None:
+      if (self.config is None) == (self.init is None):
+        raise ValueError('one of --config, --init and --head must be given.')
+      for name in ('depth', 'draft_vocab_size', 'head_ffn_dim'):
+        if getattr(self, name) is not None:
+          raise ValueError(f'--{name} needs --head.')
+      if self.loss == 'text' and self.target is not None:
+        raise ValueError(
+          '--loss=text needs --head; a model learns a text without --target.'
+        )
+      return
+    if self.head not in KINDS:
+      raise ValueError(
+        f'head must be one of {", ".join(KINDS)}, got {self.head!r}.'
+      )
+    if self.config is not None:
+      raise ValueError('--config is not used with --head; drop one.')
+    if self.target is None:
+      raise ValueError(f'--head={self.head} needs --target.')
+    if self.written_by not in ('none', 'target'):
+      raise ValueError(
+        f'--written_by must be none or target with --head, got '
+        f'{self.written_by}.'
+      )
+    is_unused = {
+      'depth': self.head == 'medusa' and self.init is not None,
+      'draft_vocab_size': self.head != 'eagle3' or self.init is not None,
+      'head_ffn_dim': self.head == 'medusa' or self.init is not None,
+    }
+    for name, is_idle in is_unused.items():
+      value = getattr(self, name)
+      if value is not None and value < 1:
+        raise ValueError(f'{name} must be >= 1, got {value}.')
+      if value is not None and is_idle:
+        more = '' if self.init is None else ' and --init'
+        raise ValueError(
+          f'--{name} is not used with --head={self.head}{more}; drop one.'
+        )
 
   def adamw(self) -> AdamW:
     names = {field.name for field in dataclasses.fields(AdamW)}

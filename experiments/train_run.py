@@ -12,24 +12,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import common, held_out
+from experiments import common, head_student, held_out, students
+from experiments.students import Student
 from experiments.train_config import TrainConfig
-from specjax import sharding, tokenizer_files
+from specjax import sharding
 from specjax.models import load
-from specjax.models.checkpoints import export, orbax
-from specjax.models.config import config_from_hf
-from specjax.models.transformer import Transformer
-from specjax.proposers.draft_model import DraftModel
+from specjax.models.checkpoints import orbax
 from specjax.shapes import Params
-from specjax.tokenizers import (
-  ByteTokenizer,
-  Tokenizer,
-  check_same_vocabulary,
-)
+from specjax.tokenizers import Tokenizer
 from specjax.training import data, evaluate, loop, written
 from specjax.training.checkpoints import Checkpoints
-from specjax.training.imitate import Distill, NextToken
-from specjax.training.objective import Objective, trainable
 from specjax.training.step import Trainer, TrainState
 
 _NUM_EVAL_BATCHES = 16
@@ -42,25 +34,19 @@ class Setup:
   """What a configuration stands for, loaded and checked.
 
   Attributes:
-    student: the trained model as it decodes, in one piece.
-    config: of the student, in the form of a config.json.
-    trainer: objective and optimizer.
-    init_params: where the student starts; None: at random.
-    frozen_params: the target's, or None.
-    target: the target as it decodes, or None.
-    tokenizer: of both.
+    student: what is trained.
+    trainer: its objective, and the optimizer.
+    init_params: where it starts; None: at random.
+    frozen_params: what is not trained, or None.
     source: of batches.
     eval_batches: held-out text.
     digest: a hash of all that the result depends on.
   """
 
-  student: Transformer
-  config: dict[str, Any]
+  student: Student
   trainer: Trainer
   init_params: Params | None
-  frozen_params: Params | None
-  target: load.Loaded | None
-  tokenizer: Tokenizer
+  frozen_params: Params
   source: data.Source
   eval_batches: tuple[Any, ...]
   digest: str
@@ -78,55 +64,32 @@ def prepare(config: TrainConfig) -> Setup:
   if config.target is not None:
     with common.Progress(f'loading target {config.target}'):
       target = load.load(config.target, config.dtype)
-  init_params = None
-  tokenizer = ByteTokenizer() if target is None else target.tokenizer
-  if config.init is not None:
-    loaded = load.load(config.init, 'float32')
-    if loaded.config is None:
-      raise ValueError(f'--init must be a model from files, got {config.init}.')
-    if target is not None:
-      check_same_vocabulary(target.tokenizer, loaded.tokenizer)
-    tokenizer, hf_config = loaded.tokenizer, loaded.config
-    init_params = loaded.params
-  else:
-    hf_config = _read_config(config.config)
-  vocab_size = tokenizer.vocab_size
-  num_rows = hf_config.get('vocab_size')
-  if not isinstance(num_rows, int) or num_rows < vocab_size:
-    raise ValueError(
-      f'vocab_size must be at least {vocab_size}, the ids of the tokenizer, '
-      f'got {num_rows!r}.'
-    )
-  student = config_from_hf(hf_config, vocab_size, config.dtype)
-  objective, frozen_params = _objective(config, student, target)
-  trainer = Trainer(objective=objective, adamw=config.adamw(), seed=config.seed)
-  if init_params is not None:
-    placed = _trained(objective)
-    init_params = sharding.put_params(
-      placed.param_specs(), init_params, placed.placement
-    )
+  make = head_student.make_head if config.head else students.make_model
+  student = make(config, target)
   # The last token of a row is predicted, and never read.
   if config.length - 1 > student.context_length:
     raise ValueError(
       f'length must be at most {student.context_length + 1}, one more than the '
       f'context of the model, got {config.length}.'
     )
-  packed = _pack(config, config.data, tokenizer, config.seed)
+  packed = _pack(config, config.data, student.tokenizer, config.seed)
+  init_params, frozen_params = student.begin(packed)
+  trainer = Trainer(
+    objective=student.objective, adamw=config.adamw(), seed=config.seed
+  )
   source: data.Source = packed
   if config.written_by != 'none':
     source = written.Written(
       source=packed,
       writer=config.written_by,
-      target=objective.target,
-      draft=objective.draft,
-      target_params=frozen_params,
       share=config.written_share,
       after=config.written_after,
       seed=config.seed,
+      **student.writers(frozen_params),
     )
   eval_batches = ()
   if config.eval_data:
-    unseen = _pack(config, config.eval_data, tokenizer, 0)
+    unseen = _pack(config, config.eval_data, student.tokenizer, 0)
     num = max(min(unseen.num_rows // config.batch_size, _NUM_EVAL_BATCHES), 1)
     eval_batches = tuple(unseen.batch(i) for i in range(num))
   identity = hashlib.sha256(repr((trainer, _decides(config))).encode())
@@ -135,12 +98,9 @@ def prepare(config: TrainConfig) -> Setup:
     identity.update(np.ascontiguousarray(leaf).tobytes())
   return Setup(
     student=student,
-    config=hf_config,
     trainer=trainer,
     init_params=init_params,
     frozen_params=frozen_params,
-    target=target,
-    tokenizer=tokenizer,
     source=source,
     eval_batches=eval_batches,
     digest=identity.hexdigest(),
@@ -153,34 +113,6 @@ def _decides(config: TrainConfig) -> dict[str, Any]:
   idle |= {'save_every', 'stop_at', 'log_every', 'eval_every'}
   settings = dataclasses.asdict(config)
   return {k: v for k, v in settings.items() if k not in idle}
-
-
-def _read_config(path: str) -> dict[str, Any]:
-  text = common.read_text(path)
-  try:
-    value = json.loads(text)
-  except (ValueError, RecursionError) as error:
-    raise ValueError(f'{path} must be JSON: {error}.') from None
-  if not isinstance(value, dict):
-    raise ValueError(f'{path} must hold a JSON object.')
-  return value
-
-
-def _objective(
-  config: TrainConfig, student: Transformer, target: load.Loaded | None
-) -> tuple[Objective, Params | None]:
-  view = config.view()
-  if target is None:
-    return NextToken(model=trainable(student, view)), None
-  objective = Distill(
-    draft=trainable(student, view),
-    target=trainable(target.model, view),
-    divergence=config.loss,
-  )
-  model = objective.target
-  return objective, sharding.put_params(
-    model.param_specs(), target.params, model.placement
-  )
 
 
 def _pack(
@@ -273,7 +205,7 @@ def run(config: TrainConfig) -> dict[str, Any]:
       setup.source,
       setup.frozen_params,
       init_params=setup.init_params,
-      placement=_trained(setup.trainer.objective).placement,
+      placement=setup.student.placement,
       checkpoints=checkpoints,
       save_every=config.save_every,
       stop_at=config.stop_at,
@@ -295,43 +227,36 @@ def run(config: TrainConfig) -> dict[str, Any]:
   if config.run_dir is not None:
     common.write_json(str(config.run_folder() / 'report.json'), report)
   if config.out is not None:
-    write(config.out, setup, params)
+    setup.student.write(config.out, params, setup.frozen_params)
   return report
-
-
-def _trained(objective: NextToken | Distill) -> Transformer:
-  """The model that is trained, where it is trained."""
-  is_next_token = isinstance(objective, NextToken)
-  return objective.model if is_next_token else objective.draft
 
 
 def decode_held_out(
   config: TrainConfig, setup: Setup, params: Params
 ) -> Iterator[dict[str, Any]]:
-  """What decoding with the draft counts, by temperature."""
+  """What decoding with the student counts, by temperature."""
   prompts = held_out.Prompts(
     names=config.eval_data, num_prompts=config.num_eval_prompts
   )
-  proposer = DraftModel(model=setup.student, num_draft_tokens=_NUM_DRAFT_TOKENS)
+  student = setup.student
+  proposer, params = student.proposer(
+    params, setup.frozen_params, _NUM_DRAFT_TOKENS
+  )
   params = jax.tree.map(jax.device_put, sharding.to_host(params))
   for temperature in _TEMPERATURES:
-    requests = prompts.requests(setup.tokenizer, temperature)
-    figures = held_out.measure(setup.target, proposer, params, requests)
+    requests = prompts.requests(student.tokenizer, temperature)
+    figures = held_out.measure(student.target, proposer, params, requests)
     del figures['tokens']
     yield {'temperature': temperature, **figures}
-
-
-def write(path: str, setup: Setup, params: Params):
-  """The model folder, tokenizer included."""
-  export.write_folder(path, setup.config, setup.student, params)
-  tokenizer_files.save_tokenizer(path, setup.tokenizer)
 
 
 def summary(report: dict[str, Any]) -> str:
   """One line about a run, for stderr."""
   last = report['last'] or {}
   parts = [f'{report["num_parameters"]:,} parameters']
-  for name in ('loss', 'eval_loss', 'eval_overlap'):
+  # A head has an overlap for every token that it is taught ahead.
+  overlaps = [name for name in last if name.startswith('eval_overlap')]
+  for name in ('loss', 'eval_loss', *overlaps):
     if name in last:
       parts.append(f'{name} {last[name]:.4f}')
   for row in report['decoding'] or ():

@@ -14,9 +14,10 @@ from specjax.models.config import config_from_hf
 from specjax.models.quantize import check_scheme
 from specjax.shapes import Params
 
-# A pair trained by experiments/train.py; MODEL_CARD.md there says how.
+# Trained by experiments/train.py; MODEL_CARD.md there says how.
 _DEMO = pathlib.Path(__file__).with_name('demo')
-_DEMO_FOLDERS = {'demo:target': 'target', 'demo:draft': 'draft'}
+DEMO_MODELS = ('demo:target', 'demo:draft')
+DEMO_HEADS = ('demo:medusa', 'demo:mtp')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,7 @@ def load_tokenizer(name: str) -> tokenizers.Tokenizer:
 def _find(name: str) -> pathlib.Path:
   """The file or folder of a model."""
   if name.startswith('demo:'):
-    return _demo_folder(name)
+    return demo_folder(name)
   if name.startswith('hf:'):
     return _download(name)
   path = pathlib.Path(name)
@@ -97,12 +98,30 @@ def _find(name: str) -> pathlib.Path:
   return path
 
 
-def _demo_folder(name: str) -> pathlib.Path:
-  if name not in _DEMO_FOLDERS:
+def demo_folder(
+  name: str, names: tuple[str, ...] = DEMO_MODELS
+) -> pathlib.Path:
+  """Where what comes along lies.
+
+  Args:
+    name: 'demo:target' and the like.
+    names: those that are allowed here.
+
+  Raises:
+    ValueError: it is not one of them.
+  """
+  if name not in names:
     raise ValueError(
-      f'no such demo model {name!r}: allowed are {", ".join(_DEMO_FOLDERS)}.'
+      f'no such demo model {name!r}: allowed are {", ".join(names)}.'
     )
-  return _DEMO / _DEMO_FOLDERS[name]
+  return _DEMO / name.removeprefix('demo:')
+
+
+def head_folder(name: str) -> pathlib.Path:
+  """Where a head lies: one of `DEMO_HEADS`, or a folder."""
+  if name.startswith('demo:'):
+    return demo_folder(name, DEMO_HEADS)
+  return pathlib.Path(name)
 
 
 def _download(name: str) -> pathlib.Path:

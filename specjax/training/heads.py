@@ -256,11 +256,14 @@ class FeatureLoss:
       feature_BTD += jax.random.uniform(
         key, feature_BTD.shape, feature_BTD.dtype, -self.noise, self.noise
       )
-    cache = head.block.init_cache(b, self.depth * num, max_rewind=0)
+    cache = head.block.init_cache(b, num, max_rewind=0)
     index_T = jnp.arange(num, dtype=jnp.int32)
     total, figures = 0.0, {}
     for s in range(self.depth):
       shifted = lambda x_BT, offset: _shift(x_BT, offset, num)
+      if s:
+        more = head.block.init_cache(b, num, max_rewind=0)
+        cache = jax.tree.map(_behind, cache, more)
       feature_BTD, cache = head.apply(
         both,
         feature_BTD,
@@ -268,7 +271,7 @@ class FeatureLoss:
         cache,
         positions_BT=jnp.broadcast_to(index_T + s, (b, num)),
         visible_BTS=jnp.broadcast_to(
-          _visible(num, self.depth, s)[None], (b, num, self.depth * num)
+          _visible(num, s)[None], (b, num, (s + 1) * num)
         ),
       )
       found = losses.chunked(
@@ -336,17 +339,23 @@ def _shift(x_BT: Array, offset: int, num: int) -> Array:
   return jnp.pad(x_BT, ((0, 0), (0, missing), *((0, 0),) * (x_BT.ndim - 2)))
 
 
-def _visible(num: int, depth: int, s: int) -> Array:
-  """What index t of depth s sees, bool [T, depth * T].
+def _behind(old: Array, more: Array) -> Array:
+  """A cache's slots [B, G, S, ...] with others behind; lengths are kept."""
+  if old.ndim == 1:
+    return old
+  return jnp.concatenate([old, more], axis=2)
 
-  The slots of depth 0 up to t, and of the depths 1..s slot t alone.
+
+def _visible(num: int, s: int) -> Array:
+  """What index t of depth s sees, bool [T, (s + 1) * T].
+
+  The slots of depth 0 up to t, and of the depths behind it slot t alone.
   """
   index_T1 = jnp.arange(num)[:, None]
-  slot_1S = jnp.arange(depth * num)[None, :]
-  of_depth_1S = slot_1S // num
-  is_true = (of_depth_1S == 0) & (slot_1S <= index_T1)
-  is_own = (of_depth_1S >= 1) & (of_depth_1S <= s)
-  return is_true | (is_own & (slot_1S % num == index_T1))
+  slot_1S = jnp.arange((s + 1) * num)[None, :]
+  is_true = slot_1S <= index_T1
+  is_own = (slot_1S >= num) & (slot_1S % num == index_T1)
+  return is_true | is_own
 
 
 def _smooth_l1(x_BTD: Array, y_BTD: Array) -> Array:

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 
 from specjax.shapes import Array, check_shape
 
-# Logits of one chunk; more are never in memory at once.
-_MAX_VALUES = 1 << 26
+# Logits of one chunk; more are never in memory at once. A loss holds half a
+# dozen arrays of so many (both models', softmaxes, gradients), 16 MB each.
+_MAX_VALUES = 1 << 22
 
 
 def _kl(log_p: Array, log_q: Array) -> Array:

@@ -43,7 +43,8 @@ class Written:
     source: of the beginnings, and of the rows that stay as they are.
     writer: one of `WRITERS`.
     target: the target, with `target_params`.
-    draft: the draft; its parameters are those in training.
+    draft: the draft; its parameters are those in training. None, for a writer
+      that needs none: 'target'.
     target_params: of the target.
     share: of the rows that are continued, rounded to whole rows.
     after: tokens that such a row keeps.
@@ -57,7 +58,7 @@ class Written:
   source: Source
   writer: str
   target: LanguageModel
-  draft: LanguageModel
+  draft: LanguageModel | None
   target_params: Params
   share: float
   after: int
@@ -71,6 +72,8 @@ class Written:
       )
     if not 0 < self.share <= 1:
       raise ValueError(f'share must be > 0 and <= 1, got {self.share}.')
+    if self.draft is None and self.writer != 'target':
+      raise ValueError(f'a draft must be there for writer {self.writer!r}.')
 
   def batch(self, position: int, params: Params) -> dict[str, Any]:
     """`Source.batch`: {'tokens_BT': int32, 'mask_BT': bool}, both [B, T].
@@ -114,13 +117,14 @@ class Written:
         model=self.draft, num_draft_tokens=self.num_draft_tokens
       )
     is_draft = self.writer == 'draft'
-    # As the draft will decode, not as the optimizer keeps it.
-    params = jax.tree.map(
-      lambda spec, x: x.astype(spec.dtype),
-      self.draft.param_specs(),
-      params,
-      is_leaf=is_spec,
-    )
+    if self.writer != 'target':
+      # As the draft will decode, not as the optimizer keeps it.
+      params = jax.tree.map(
+        lambda spec, x: x.astype(spec.dtype),
+        self.draft.param_specs(),
+        params,
+        is_leaf=is_spec,
+      )
     decoder = Decoder(
       target=self.draft if is_draft else self.target,
       proposer=proposer,

@@ -11,29 +11,29 @@ import tests.setup_jax  # noqa: F401
 from experiments import common, demo, generate
 
 
-def run():
+def run(*flags):
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    code = common.run_main(demo.main, (), [])
-  return code, out.getvalue()
+    code = common.run_main(demo.main, demo.FLAG_GROUPS, list(flags))
+  return code, out.getvalue(), err.getvalue()
 
 
 class DemoTest(absltest.TestCase):
   def test_the_demo(self):
-    code, out = run()
+    code, out, _ = run()
     self.assertEqual(code, 0, out)
     self.assertIn('def enterabs(self, time', out)
     self.assertGreaterEqual(len(re.findall(r'(?m)^ *\d+ \| ', out)), 5)
     rows = re.findall(
-      r'(?m)^(greedy|sampled) +(plain|speculative) +\d+ +(\d+) +([\d.]+)'
+      r'(?m)^(greedy|sampled) +(plain|draft|medusa|mtp) +\d+ +(\d+) +([\d.]+)'
       r' *(\w*)$',
       out,
     )
-    self.assertLen(rows, 4)
+    self.assertLen(rows, 8)
     for name, how, steps, per_step, same in rows:
       with self.subTest(f'{name} {how}'):
-        self.assertEqual(same, 'yes' if how == 'speculative' else '')
-        self.assertEqual(float(per_step) > 1, how == 'speculative')
+        self.assertEqual(same, '' if how == 'plain' else 'yes')
+        self.assertEqual(float(per_step) > 1, how != 'plain')
         self.assertGreater(int(steps), 0)
     self.assertIn('(CPU)', out)
 
@@ -49,9 +49,14 @@ class DemoTest(absltest.TestCase):
       return {'requests': [request], 'aggregate': figures}
 
     with mock.patch.object(generate, 'generate', report):
-      code, out = run()
+      code, out, _ = run()
     self.assertEqual(code, 1)
-    self.assertLen(re.findall(r'NO$', out, re.M), 2)
+    self.assertLen(re.findall(r'NO$', out, re.M), 6)
+
+  def test_a_head_is_named_with_its_kind(self):
+    code, out, err = run('--head=hydra:folder')
+    self.assertEqual((code, out), (2, ''))
+    self.assertIn("KIND of medusa, mtp, eagle, got 'hydra:folder'", err)
 
 
 if __name__ == '__main__':

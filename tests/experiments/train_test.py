@@ -129,7 +129,7 @@ class TableTest(Files):
     argv = [
       f'--target={self.folder / "target" / "model"}',
       f'--config={self.config}',
-      '--ways=scratch,tv',
+      '--ways=scratch,tv,medusa,eagle3',
       '--num_steps=2',
       '--batch_size=2',
       '--length=33',
@@ -139,10 +139,13 @@ class TableTest(Files):
     ]
     code, out, err = self.run_script(draft_table, draft_table.FLAG_GROUPS, argv)
     self.assertEqual(code, 0, err)
-    self.assertRegex(out, r'(?m)^scratch +\d+ ( +\d\.\d\d){4}$')
+    self.assertRegex(out, r'(?m)^eagle3 +\d+ +\d+ ( +\d\.\d\d){4} ')
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
-    self.assertEqual([row['way'] for row in rows], ['scratch', 'tv'])
+    self.assertEqual(
+      [row['way'] for row in rows], ['scratch', 'tv', 'medusa', 'eagle3']
+    )
     for row in rows:
+      self.assertLen(row['by_temperature']['0']['acceptance_conditional'], 4)
       self.assertTrue(row['is_greedy_text_equal'])
       self.assertGreaterEqual(row['by_temperature']['1']['block_efficiency'], 1)
 
@@ -189,7 +192,7 @@ class KilledTest(Files):
 
 class RefusedTest(Files):
   @parameterized.parameters(
-    (('--num_steps=2',), 'one of --config and --init'),
+    (('--num_steps=2',), 'one of --config, --init and --head'),
     (('--config={config}',), '--num_steps must be given'),
     (('--config={config}', '--num_steps=0'), 'num_steps must be >= 1, got 0'),
     (('--config={config}', '--num_steps=4', '--data=/no/x'), '/no/x'),
