@@ -20,7 +20,7 @@ import numpy as np
 from absl import flags
 
 from experiments import common, replay_laws, trace_file
-from specjax import pictures
+from specjax import atomic, pictures
 from specjax.models import load
 from specjax.state import CORRECTION
 from specjax.tokenizers import Tokenizer
@@ -45,12 +45,8 @@ def check(flag: str, folder: str):
 
 def save(figure: Figure, path: pathlib.Path):
   """Writes a PNG; a failure leaves an old one as it was."""
-  temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
-  try:
-    figure.savefig(temporary, format='png', dpi=160)
-    os.replace(temporary, path)
-  finally:
-    temporary.unlink(missing_ok=True)
+  with atomic.replacing(path) as unfinished:
+    figure.savefig(unfinished, format='png', dpi=160)
 
 
 def _rows(trace: trace_file.TraceFile, request: int) -> slice:
