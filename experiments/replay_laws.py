@@ -239,6 +239,7 @@ def laws(
   num_rest = trace.about['vocab_size'] - trace['law_id'].shape[1]
   found = []
   for name in 'pq':
+    # A law that is not there is NaN, and stays so.
     with np.errstate(divide='ignore', invalid='ignore'):
       tail = np.log(trace[f'tail_{name}'] / max(num_rest, 1))[:, None]
       law = np.concatenate([trace[f'law_{name}'], tail], axis=1)

@@ -21,7 +21,7 @@ import numpy as np
 from experiments import trace_file
 
 # An interval needs so many texts, and this share of all, to count.
-_LEAST_TEXTS, _LEAST_SHARE = 5, 0.5
+_LEAST_TEXTS, _LEAST_SHARE = 5, 0.75
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -18,14 +18,14 @@ Interval = tuple[float, float, float]  # A value, and where 95 % of draws lie.
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Counts:
-  """Sums of every prompt, float [R] each, in papers' letters d, a and e.
+  """Sums of every prompt, float [R] each.
 
   Attributes:
     steps: verifications.
     drafting: those with a draft.
     drafted, accepted, emitted: tokens.
     tested: accepted drafts and the first rejected one of each step.
-    tried_first, kept_first: steps with a draft, and with the first one kept.
+    kept_first: steps that kept their first draft.
     overlap_tested: sum of sum min(p, q) over tested drafts.
     overlap_all: the same over all emitted tokens.
   """

@@ -367,12 +367,9 @@ class FreshRunTest(parameterized.TestCase):
       for name in ('block_efficiency', 'alpha_tested'):
         value, low, high = found.figures[name]
         with self.subTest(name, verify=verify, k=k, temperature=temperature):
-          if temperature is None:
-            self.assertBetween(figures[name], low, high)
-          else:
-            # Texts of another temperature are other texts: that error is not
-            # in the interval.
-            self.assertAlmostEqual(figures[name] / value, 1, delta=0.35)
+          # With 8 texts an interval of an estimate is wide, and says so.
+          self.assertIsNotNone(low, found)
+          self.assertBetween(figures[name], low, high)
     # The laws are those that the loop tested its drafts with.
     self.assertAlmostEqual(
       own['expected_acceptance'], found_alpha(trace), delta=1e-5
@@ -394,6 +391,49 @@ class FreshRunTest(parameterized.TestCase):
     self.assertLen(out.getvalue().splitlines(), 2)
     report = json.loads(pathlib.Path(self.folder, 'replay.json').read_text())
     self.assertEqual(report['rows'][0]['kind'], 'law')
+
+  def test_lookups_are_made_again(self):
+    flags = lambda k, verify: (
+      '--target=demo:target',
+      '--proposer=ngram',
+      '--dtype=float32',
+      f'--batch_size={len(TEXTS)}',
+      '--max_new_tokens=40',
+      '--max_length=64',
+      f'--num_draft_tokens={k}',
+      f'--verify={verify}',
+    )
+    for verify, temperature in (('coupled', 0.0), ('rejection', 1.0)):
+      path = f'{self.folder}/ngram.npz'
+      results = {}
+      for k in (K, 2):
+        code, err, result = run(
+          self.folder,
+          *flags(k, verify),
+          *([f'--record={path}'] if k == K else []),
+          rows=rows_of(temperature),
+        )
+        self.assertEqual(code, 0, err)
+        results[k] = result['aggregate']
+      trace = trace_file.load(path)
+      self.assertTrue(np.all(np.isnan(trace['law_q'])))
+      for k, figures in results.items():
+        cell = replay.Cell(num_draft_tokens=k, verify=verify)
+        found = replay.replay(trace, cell)
+        self.assertIsNone(found.alpha_tv)
+        for name in replay.FIGURES:
+          value, low, high = found.figures[name]
+          if temperature == 0 or k == K:
+            # Given the text, what is kept is certain.
+            self.assertAlmostEqual(value, figures[name], places=12)
+          else:
+            self.assertBetween(figures[name], low, high)
+      self.assertEqual(found.kind, 'law' if temperature else 'exact')
+      cell = replay.Cell(
+        num_draft_tokens=2, verify='coupled', stop_rule='confidence:0.5'
+      )
+      with self.assertRaisesRegex(ValueError, 'needs logits of a draft'):
+        replay.replay(trace, cell)
 
   def check_file(self, path, own):
     """NumPy alone reads the file, and its tables add up."""
