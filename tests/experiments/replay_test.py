@@ -403,15 +403,16 @@ class FreshRunTest(parameterized.TestCase):
       f'--num_draft_tokens={k}',
       f'--verify={verify}',
     )
-    for verify, temperature in (('coupled', 0.0), ('rejection', 1.0)):
+    # Coupled text is the same for every K; that of the token rule is not.
+    for verify, sizes in (('coupled', (K, 2)), ('rejection', (K,))):
       path = f'{self.folder}/ngram.npz'
       results = {}
-      for k in (K, 2):
+      for k in sizes:
         code, err, result = run(
           self.folder,
           *flags(k, verify),
           *([f'--record={path}'] if k == K else []),
-          rows=rows_of(temperature),
+          rows=rows_of(1.0),
         )
         self.assertEqual(code, 0, err)
         results[k] = result['aggregate']
@@ -421,14 +422,12 @@ class FreshRunTest(parameterized.TestCase):
         cell = replay.Cell(num_draft_tokens=k, verify=verify)
         found = replay.replay(trace, cell)
         self.assertIsNone(found.alpha_tv)
+        self.assertEqual(found.kind, {'coupled': 'exact'}.get(verify, 'law'))
         for name in replay.FIGURES:
-          value, low, high = found.figures[name]
-          if temperature == 0 or k == K:
-            # Given the text, what is kept is certain.
-            self.assertAlmostEqual(value, figures[name], places=12)
-          else:
-            self.assertBetween(figures[name], low, high)
-      self.assertEqual(found.kind, 'law' if temperature else 'exact')
+          # Given the text, what is kept is certain.
+          self.assertAlmostEqual(
+            found.figures[name][0], figures[name], places=12
+          )
       cell = replay.Cell(
         num_draft_tokens=2, verify='coupled', stop_rule='confidence:0.5'
       )
