@@ -21,7 +21,7 @@ from experiments.reproduce import definitions, measured, record
 
 K, BATCH, NUM_PROMPTS, NUM_TOKENS = 4, 8, 8, 64
 NUM_LAYERS, EXITS = 30, (5, 10, 15, 20, 25, 28)
-_DEMO_LAYERS, _DEMO_EXITS = 6, (1, 3, 5)
+_DEMO_LAYERS, _DEMO_EXITS = 6, (2, 5)
 
 
 def measure(place: measured.Place) -> list[dict[str, Any]]:
