@@ -109,13 +109,6 @@ def findings(rows: list[dict[str, Any]]) -> list[record.Finding]:
       'share of the measured speed',
       is_headline=True,
     ),
-    record.true(
-      'a verification costs at least a plain pass, least',
-      '0.9 or more',
-      min(get('verify_cost')),
-      # Below 1 by no more than the clock wavers.
-      min(get('verify_cost')) > 0.9,
-    ),
   ]
 
 

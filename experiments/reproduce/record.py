@@ -196,7 +196,8 @@ def got_text(result: dict[str, Any]) -> str:
   parts = [
     f'{f["name"]}: {number(f["got"])}' for f in findings if f['is_headline']
   ]
-  parts.append(f'{sum(f["holds"] for f in asserted)} of {len(asserted)} hold')
+  if asserted:
+    parts.append(f'{sum(f["holds"] for f in asserted)} of {len(asserted)} hold')
   if num_shown:
     parts.append(f'{num_shown} shown, not asserted')
   return '; '.join(parts)
