@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import drafts
+from experiments import conversions, drafts
 from experiments.students import put
 from experiments.train_config import TrainConfig
 from specjax import sharding
@@ -36,6 +36,7 @@ class HeadStudent:
     loaded_params: where it starts; None: at random, and with what it has in
       common with the target (`begin` of the head).
     seed: of random parameters.
+    reader_params: of the objective's reader, if it has one.
   """
 
   head: Head
@@ -43,6 +44,7 @@ class HeadStudent:
   objective: Objective
   target: load.Loaded
   seed: int
+  reader_params: Params | None = None
 
   @property
   def tokenizer(self) -> Tokenizer:
@@ -81,13 +83,25 @@ class HeadStudent:
       placed.param_specs(), params, build.placement_of(placed)
     )
     trained, frozen = training.split(params)
-    return trained, {**frozen, 'target': put(placed.target, self.target.params)}
+    frozen['target'] = put(placed.target, self.target.params)
+    if self.reader_params is not None:
+      frozen['reader'] = self.reader_params
+    return trained, frozen
 
   def writers(self, frozen_params: Params) -> dict[str, Any]:
     return {
       'target': self._placed.target,
       'draft': None,
       'target_params': frozen_params['target'],
+    }
+
+  def reading(self, frozen_params: Params) -> dict[str, Any]:
+    """Who reads the text, and what of: fields of `Remembered`."""
+    reader, reader_params = self.objective.reading(frozen_params)
+    return {
+      'reader': reader,
+      'reader_params': reader_params,
+      'capture': self.head.target_features,
     }
 
   def proposer(
@@ -130,6 +144,12 @@ def make_head(config: TrainConfig, target: load.Loaded) -> HeadStudent:
     settings['divergence'] = None if is_text else config.loss
   if kind != 'medusa' and config.depth is not None:
     settings['depth'] = config.depth
+  reader_params = None
+  if config.target_quantize != 'none':
+    reader = conversions.load_model(
+      config.target, config.dtype, config.target_quantize, None
+    )
+    settings['reader'], reader_params = reader.model, reader.params
   placed = training.trainable_head(head, config.view())
   objective = training.objective_of(kind, placed, **settings)
   taught = head.num_heads if kind == 'medusa' else objective.depth
@@ -144,6 +164,7 @@ def make_head(config: TrainConfig, target: load.Loaded) -> HeadStudent:
     objective=objective,
     target=target,
     seed=config.seed,
+    reader_params=reader_params,
   )
 
 

@@ -78,6 +78,22 @@ def define_head_flags(values: flags.FlagValues):
     None,
     "Feed-forward width of its layer. If not given: the target's.",
   )
+  enum(
+    'target_quantize',
+    'none',
+    ('none', 'int8'),
+    'In which the target reads the text and says its law, not for medusa: with '
+    'int8, and on one device, as generate.py decodes with --quantize=int8, '
+    'which is faster on a CPU.',
+  )
+  flags.DEFINE_boolean(
+    'remember',
+    False,
+    'The target reads every window of the text once, in place of once per '
+    'epoch, and its hiddens stay in memory: (layers captured + 1) * width '
+    'values per token. Not for medusa.',
+    flag_values=values,
+  )
 
 
 def define_data_flags(values: flags.FlagValues):
@@ -187,6 +203,8 @@ class TrainConfig:
   depth: int | None = None
   draft_vocab_size: int | None = None
   head_ffn_dim: int | None = None
+  target_quantize: str = 'none'
+  remember: bool = False
   dtype: str = 'bfloat16'
   mesh: str = 'data:1'
   eval_data: tuple[str, ...] = ()
@@ -257,6 +275,8 @@ class TrainConfig:
       for name in ('depth', 'draft_vocab_size', 'head_ffn_dim'):
         if getattr(self, name) is not None:
           raise ValueError(f'--{name} needs --head.')
+      if self.target_quantize != 'none' or self.remember:
+        raise ValueError('--target_quantize and --remember need --head.')
       if self.loss == 'text' and self.target is not None:
         raise ValueError(
           '--loss=text needs --head; a model learns a text without --target.'
@@ -274,6 +294,18 @@ class TrainConfig:
       raise ValueError(
         f'--written_by must be none or target with --head, got '
         f'{self.written_by}.'
+      )
+    if self.target_quantize != 'none' and (
+      self.head == 'medusa' or self.mesh_shape().num_devices > 1
+    ):
+      raise ValueError(
+        f'--target_quantize={self.target_quantize} needs one device, and a '
+        'head other than medusa.'
+      )
+    if self.remember and (self.head == 'medusa' or self.written_by != 'none'):
+      raise ValueError(
+        '--remember needs a text that stays, without --written_by, and a head '
+        'other than medusa.'
       )
     is_unused = {
       'depth': self.head == 'medusa' and self.init is not None,

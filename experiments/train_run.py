@@ -22,6 +22,7 @@ from specjax.shapes import Params
 from specjax.tokenizers import Tokenizer
 from specjax.training import data, evaluate, loop, written
 from specjax.training.checkpoints import Checkpoints
+from specjax.training.remembered import Remembered
 from specjax.training.step import Trainer, TrainState
 
 _NUM_EVAL_BATCHES = 16
@@ -87,11 +88,16 @@ def prepare(config: TrainConfig) -> Setup:
       seed=config.seed,
       **student.writers(frozen_params),
     )
+  if config.remember:
+    reading = student.reading(frozen_params)
+    source = Remembered(source=packed, **reading)
   eval_batches = ()
   if config.eval_data:
     unseen = _pack(config, config.eval_data, student.tokenizer, 0)
     num = max(min(unseen.num_rows // config.batch_size, _NUM_EVAL_BATCHES), 1)
-    eval_batches = tuple(unseen.batch(i) for i in range(num))
+    if config.remember:
+      unseen = Remembered(source=unseen, **reading)
+    eval_batches = tuple(unseen.batch(i, None) for i in range(num))
   identity = hashlib.sha256(repr((trainer, _decides(config))).encode())
   identity.update(packed.digest().encode())
   for leaf in jax.tree.leaves(sharding.to_host((init_params, frozen_params))):
@@ -120,7 +126,11 @@ def _pack(
 ) -> data.Packed:
   documents = held_out.read(names, tokenizer)
   return data.pack(
-    documents, batch_size=config.batch_size, length=config.length, seed=seed
+    documents,
+    batch_size=config.batch_size,
+    length=config.length,
+    seed=seed,
+    recuts=not config.remember,
   )
 
 

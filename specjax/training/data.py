@@ -139,6 +139,7 @@ class Packed:
     batch_size: B.
     length: T, tokens per row.
     seed: of cuts and order.
+    recuts: every epoch cuts elsewhere; else all have the windows of the first.
 
   Raises:
     ValueError: a number is out of range, or the text is shorter than a row.
@@ -149,6 +150,7 @@ class Packed:
   batch_size: int
   length: int
   seed: int
+  recuts: bool = True
 
   def __post_init__(self):
     if self.batch_size < 1:
@@ -179,23 +181,42 @@ class Packed:
     `params` are not looked at.
     """
     del params
-    first = position * self.batch_size
-    starts = [self._start(row) for row in range(first, first + self.batch_size)]
+    starts = [self._start(row) for row in self._rows(position)]
     index_BT = np.asarray(starts)[:, None] + np.arange(self.length)
     return {
       'tokens_BT': self.tokens_n[index_BT],
       'mask_BT': self.mask_n[index_BT],
     }
 
+  def windows(self, position: int) -> list[int]:
+    """The windows of a batch by number; of the text's, without `recuts`."""
+    return [self._window(row)[1] for row in self._rows(position)]
+
+  def _rows(self, position: int) -> range:
+    first = position * self.batch_size
+    return range(first, first + self.batch_size)
+
   def _start(self, row: int) -> int:
+    offset, window = self._window(row)
+    return offset + window * (self.length - 1)
+
+  def _window(self, row: int) -> tuple[int, int]:
+    """Where an epoch's first window begins, and which of them a row is."""
     epoch, index = divmod(row, self.num_rows)
     room = len(self.tokens_n) - self.num_rows * (self.length - 1)
     offset, order = _epoch(self.seed, epoch, self.num_rows, room)
-    return offset + int(order[index]) * (self.length - 1)
+    if not self.recuts:
+      offset, _ = _epoch(self.seed, 0, self.num_rows, room)
+    return offset, int(order[index])
 
 
 def pack(
-  documents: Iterable[Document], *, batch_size: int, length: int, seed: int
+  documents: Iterable[Document],
+  *,
+  batch_size: int,
+  length: int,
+  seed: int,
+  recuts: bool = True,
 ) -> Packed:
   """Joins documents into one stream.
 
@@ -211,6 +232,7 @@ def pack(
     batch_size=batch_size,
     length=length,
     seed=seed,
+    recuts=recuts,
   )
 
 

@@ -8,14 +8,16 @@ entries in training as well, `depth` of them in a row.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from specjax.mesh import MeshShape, View, place, refine
+from specjax.models.base import Hidden
 from specjax.models.heads import base, build
 from specjax.models.heads.build import Head
+from specjax.models.transformer import Transformer
 from specjax.shapes import Array, Key, Params
 from specjax.training import losses
 from specjax.training.objective import Batch, Metrics, trainable, whole
@@ -159,6 +161,20 @@ class MedusaLoss:
     return total, figures
 
 
+class Law(NamedTuple):
+  """What the target says of a head's ids.
+
+  Attributes:
+    logits_BTR: float32.
+    log_norm_BT: logsumexp over all of the target's ids.
+    is_best_BT: its likeliest id is among the head's.
+  """
+
+  logits_BTR: Array
+  log_norm_BT: Array
+  is_best_BT: Array
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureLoss:
   """A feature-fed head, unrolled on its own output.
@@ -194,6 +210,10 @@ class FeatureLoss:
     token_weight: of the tokens' loss.
     feature_weight: of the features'; 0 does not compare them.
     noise: true features are moved by at most so much, uniformly.
+    reader: the target in the form in which it reads the text and says its law,
+      with parameters 'reader' among the frozen ones. It needs no derivatives:
+      int8 and fused as it decodes it is faster, and the features are those of
+      decoding. None: the head's target.
 
   Raises:
     ValueError: naming the setting, the rule and the value.
@@ -206,6 +226,7 @@ class FeatureLoss:
   token_weight: float = 1.0
   feature_weight: float = 0.0
   noise: float = 0.0
+  reader: Transformer | None = None
 
   def __post_init__(self):
     _check(self.divergence, self.decay)
@@ -246,10 +267,22 @@ class FeatureLoss:
         f'rows must have at least {self.depth + 2} tokens for a depth of '
         f'{self.depth}, got {num + 2}.'
       )
-    hidden = whole(
-      head.target, both['target'], tokens_BT[:, :-1], head.target_features
-    )
+    reader, reader_params = self.reading(frozen_params)
+    if 'last_BTD' in batch:
+      hidden = Hidden(batch['last_BTD'], batch['features_BTE'])
+    else:
+      hidden = whole(
+        reader, reader_params, tokens_BT[:, :-1], head.target_features
+      )
     hidden = jax.lax.stop_gradient(hidden)
+    law = hidden.last_BTD
+    if head.num_ids is not None:
+      # Small enough to be kept: it is made once for all depths.
+      law = losses.stretched(
+        lambda last_BTD: self._law(frozen_params, last_BTD),
+        hidden.last_BTD,
+        head.vocab_size,
+      )
     true_BTD = head.fuse(both, hidden.features_BTE)
     feature_BTD = true_BTD[:, :num]
     if self.noise:
@@ -260,7 +293,9 @@ class FeatureLoss:
     index_T = jnp.arange(num, dtype=jnp.int32)
     total, figures = 0.0, {}
     for s in range(self.depth):
-      shifted = lambda x_BT, offset: _shift(x_BT, offset, num)
+      shifted = lambda tree, offset: jax.tree.map(
+        lambda x_BT: _shift(x_BT, offset, num), tree
+      )
       if s:
         more = head.block.init_cache(b, num, max_rewind=0)
         cache = jax.tree.map(_behind, cache, more)
@@ -275,15 +310,15 @@ class FeatureLoss:
         ),
       )
       found = losses.chunked(
-        lambda *inputs: self._per_token(both, *inputs),
+        lambda *inputs: self._per_token(params, frozen_params, *inputs),
         (
           feature_BTD,
           shifted(true_BTD, s + 1),
-          shifted(hidden.last_BTD, s + 1),
+          shifted(law, s + 1),
           shifted(tokens_BT, s + 2),
         ),
         shifted(mask_BT, s + 2) & (index_T + s < num)[None],
-        head.vocab_size,
+        head.num_ids or head.vocab_size,
       )
       # Of all places, those that are taught: the mean over these.
       found['loss'] /= jnp.maximum(found.pop('is_taught'), 1e-6)
@@ -294,42 +329,64 @@ class FeatureLoss:
       figures |= {f'{name}_{s}': x for name, x in found.items()}
     return total, figures
 
+  def reading(self, frozen_params: Params) -> tuple[Transformer, Params]:
+    """The target as it reads the text, and its parameters."""
+    if self.reader is None:
+      return self.head.target, frozen_params['target']
+    return self.reader, frozen_params['reader']
+
+  def _law(self, frozen_params: Params, last_BTD: Array) -> Law:
+    """What the target says, of the head's ids."""
+    reader, reader_params = self.reading(frozen_params)
+    logits_BTV = jax.lax.stop_gradient(reader.unembed(reader_params, last_BTD))
+    log_norm_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
+    if self.head.num_ids is None:
+      return Law(logits_BTV, log_norm_BT, jnp.ones(log_norm_BT.shape, bool))
+    ids_R = frozen_params['ids']
+    logits_BTR = logits_BTV[:, :, ids_R]
+    is_best_BT = jnp.max(logits_BTR, axis=-1) == jnp.max(logits_BTV, axis=-1)
+    return Law(logits_BTR, log_norm_BT, is_best_BT)
+
   def _per_token(
     self,
-    both: Params,
+    params: Params,
+    frozen_params: Params,
     feature_BTD: Array,
     true_BTD: Array,
-    last_BTD: Array,
+    law: Any,
     token_BT: Array,
   ) -> Metrics:
-    """The figures of predicted tokens."""
+    """The figures of predicted tokens; `law` may be what it is made of."""
     head = self.head
-    q_BTR = head.unembed(both, feature_BTD)
-    p_BTV = jax.lax.stop_gradient(head.target.unembed(both['target'], last_BTD))
-    p_BTR, is_taught_BT = p_BTV, jnp.ones(token_BT.shape, bool)
-    q_BTV = q_BTR
-    if head.num_ids is not None:
-      ids_R = both['proposer']['ids']
-      q_BTV = base.widen(q_BTR, ids_R, head.vocab_size)
-      p_BTR = p_BTV[:, :, ids_R]
-      wanted_BT = jnp.argmax(p_BTV, axis=-1)
-      if self.divergence is None:
-        wanted_BT = token_BT
+    q_BTR = head.unembed(join(params, frozen_params), feature_BTD)
+    if head.num_ids is None:
+      law = self._law(frozen_params, law)
+    is_taught_BT = law.is_best_BT
+    if head.num_ids is not None and self.divergence is None:
       row_V = (
-        jnp.full(head.vocab_size, -1).at[ids_R].set(jnp.arange(head.num_ids))
+        jnp.full(head.vocab_size, -1)
+        .at[frozen_params['ids']]
+        .set(jnp.arange(head.num_ids))
       )
-      is_taught_BT = row_V[wanted_BT] >= 0
+      is_taught_BT = row_V[token_BT] >= 0
       token_BT = jnp.maximum(row_V[token_BT], 0)
-    loss_BT = _taught(self.divergence, p_BTR, q_BTR, token_BT)
+    loss_BT = _taught(self.divergence, law.logits_BTR, q_BTR, token_BT)
     figures = {
       'loss': jnp.where(is_taught_BT, loss_BT, 0.0),
       'is_taught': is_taught_BT.astype(jnp.float32),
-      'overlap': jax.lax.stop_gradient(losses.overlap(p_BTV, q_BTV)),
+      'overlap': jax.lax.stop_gradient(_overlap(law, q_BTR)),
     }
     if self.feature_weight:
       true_BTD = jax.lax.stop_gradient(true_BTD)
       figures['features'] = _smooth_l1(feature_BTD, true_BTD)
     return figures
+
+
+def _overlap(law: Law, q_BTR: Array) -> Array:
+  """`losses.overlap`; behind the head's ids the draft has nothing."""
+  p_BTR = jnp.exp(law.logits_BTR - law.log_norm_BT[:, :, None])
+  q_BTR = jax.nn.softmax(q_BTR.astype(jnp.float32), axis=-1)
+  return jnp.sum(jnp.minimum(p_BTR, q_BTR), axis=-1)
 
 
 def _shift(x_BT: Array, offset: int, num: int) -> Array:

@@ -12,6 +12,7 @@ DistillSpec (Zhou et al., arXiv:2310.08461, section 4) compares the four.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +127,7 @@ def cross_entropy(logits: Array, tokens: Array) -> Array:
 
 def chunked(
   per_token: Callable[..., dict[str, Array]],
-  inputs_BT: tuple[Array, ...],
+  inputs_BT: tuple[Any, ...],
   mask_BT: Array,
   vocab_size: int,
 ) -> dict[str, Array]:
@@ -137,7 +138,7 @@ def chunked(
 
   Args:
     per_token: from slices of the inputs to figures, float32 [B, T'] each.
-    inputs_BT: arrays [B, T, ...], such as hiddens and tokens.
+    inputs_BT: trees of arrays [B, T, ...], such as hiddens and tokens.
     mask_BT: bool [B, T].
     vocab_size: V, from which the length of a stretch follows.
 
@@ -145,7 +146,7 @@ def chunked(
     The figures' means over the mask, float32 [].
   """
   b, t = mask_BT.shape
-  size = max(_MAX_VALUES // (b * vocab_size), 1)
+  size = _stretch(b, vocab_size)
   num_predicted = jnp.maximum(jnp.sum(mask_BT), 1)
 
   def sums(inputs, mask):
@@ -155,21 +156,51 @@ def chunked(
   if t <= size:
     totals = sums(inputs_BT, mask_BT)
   else:
-    pad = -t % size
-
-    def stretches(x: Array) -> Array:
-      x = jnp.pad(x, ((0, 0), (0, pad), *((0, 0),) * (x.ndim - 2)))
-      x = x.reshape(b, -1, size, *x.shape[2:])
-      return jnp.moveaxis(x, 1, 0)
 
     def add(totals, stretch):
       new = jax.checkpoint(sums)(*stretch)
       return jax.tree.map(jnp.add, totals, new), None
 
-    parts = jax.tree.map(stretches, (inputs_BT, mask_BT))
+    parts = _stretches((inputs_BT, mask_BT), size)
     first = jax.tree.map(lambda x: x[0], parts)
     zeros = jax.tree.map(
       lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(sums, *first)
     )
     totals = jax.lax.scan(add, zeros, parts)[0]
   return {k: total / num_predicted for k, total in totals.items()}
+
+
+def stretched(
+  per_token: Callable[[Array], Any], x_BTD: Array, vocab_size: int
+) -> Any:
+  """`per_token(x_BTD)`, which makes logits, a stretch of every row at a time.
+
+  Args:
+    per_token: from [B, T', D] to a tree of arrays [B, T', ...].
+    x_BTD: such as hiddens.
+    vocab_size: V, from which the length of a stretch follows.
+  """
+  b, t = x_BTD.shape[:2]
+  size = _stretch(b, vocab_size)
+  if t <= size:
+    return per_token(x_BTD)
+  parts = jax.lax.map(per_token, _stretches(x_BTD, size))
+  return jax.tree.map(
+    lambda x: jnp.moveaxis(x, 0, 1).reshape(b, -1, *x.shape[3:])[:, :t], parts
+  )
+
+
+def _stretch(num_rows: int, vocab_size: int) -> int:
+  """Tokens of a row whose logits are in memory at once."""
+  return max(_MAX_VALUES // (num_rows * vocab_size), 1)
+
+
+def _stretches(tree: Any, size: int) -> Any:
+  """Arrays [B, T, ...] as [T / size, B, size, ...], padded with zeros."""
+
+  def cut(x: Array) -> Array:
+    b, t = x.shape[:2]
+    x = jnp.pad(x, ((0, 0), (0, -t % size), *((0, 0),) * (x.ndim - 2)))
+    return jnp.moveaxis(x.reshape(b, -1, size, *x.shape[2:]), 1, 0)
+
+  return jax.tree.map(cut, tree)

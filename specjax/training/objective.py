@@ -14,7 +14,8 @@ from specjax.shapes import Array, Key, Params
 
 # 'tokens_BT': int32 [B, T]. 'mask_BT': bool [B, T], whether the token is one to
 # be predicted (from those before it; a row's first token never is). Both are
-# split by row over the data axis of a mesh.
+# split by row over the data axis of a mesh. 'last_BTD', 'features_BTE': the
+# target's hiddens of all but the last token, if they are known (`Remembered`).
 Batch = dict[str, Array]
 # Scalars, float32 []; written to the metrics file under their names.
 Metrics = dict[str, Array]

@@ -140,6 +140,29 @@ class HeadTest(HeadFiles):
     for name, value in before.items():
       np.testing.assert_allclose(value, after[name], atol=1e-4)
 
+  def test_the_target_reads_once_and_in_int8(self):
+    """Both change little of what is learnt, and nothing of what is written."""
+    losses = {}
+    for name, more in {
+      'plain': (),
+      'remembered': ('--remember',),
+      'int8': ('--remember', '--target_quantize=int8'),
+    }.items():
+      self.train_head(
+        name,
+        '--head=eagle3',
+        '--draft_vocab_size=40',
+        '--depth=2',
+        '--num_steps=3',
+        f'--eval_data={self.text}',
+        *more,
+      )
+      losses[name] = [row['loss'] for row in self.rows(name)]
+      losses[name].append(self.rows(name)[-1]['eval_loss'])
+    np.testing.assert_allclose(losses['plain'], losses['remembered'], rtol=1e-3)
+    np.testing.assert_allclose(losses['plain'], losses['int8'], rtol=0.05)
+    self.assertNotEqual(losses['int8'], losses['remembered'])
+
 
 class RefusedTest(HeadFiles):
   def test_one_sentence(self):
@@ -165,6 +188,18 @@ class RefusedTest(HeadFiles):
       (
         (f'--config={self.config}', target, '--loss=text'),
         '--loss=text needs --head',
+      ),
+      (
+        ('--head=medusa', target, '--target_quantize=int8'),
+        '--target_quantize=int8 needs one device, and a head other than',
+      ),
+      (
+        (*mtp, '--remember', '--written_by=target'),
+        '--remember needs a text that stays, without --written_by',
+      ),
+      (
+        (f'--config={self.config}', '--remember'),
+        '--target_quantize and --remember need --head.',
       ),
       (('--head=hydra', target), 'medusa, mtp, eagle, eagle3'),
     ):

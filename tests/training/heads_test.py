@@ -6,9 +6,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
+from specjax.models import fused
 from specjax.models.heads import base, build
 from specjax.training import heads as training
 from specjax.training import losses
@@ -140,6 +142,32 @@ class FeatureLossTest(parameterized.TestCase):
       wanted += [float(kl_B[b]) for b in range(B) if is_in_B[b]]
     self.assertBetween(len(wanted), 1, B * (T - 2) - 1)
     np.testing.assert_allclose(figures['loss_0'], np.mean(wanted), rtol=1e-4)
+
+  @parameterized.parameters('mtp', 'eagle3_reduced')
+  def test_a_reader_is_the_target_in_another_form(self, kind):
+    head, trained, frozen = made(kind)
+    plain = tiny_heads.target_of(vocab_size=V)
+    reader, reader_params = fused.fuse(
+      plain, jax.tree.map(jnp.copy, tiny.params_of(plain))
+    )
+    objective = training.objective_of('eagle3', head, depth=2)
+    key = jax.random.key(0)
+    value, figures = loss_of(objective, trained, frozen, batch_of(), key)
+    objective = dataclasses.replace(objective, reader=reader)
+    # What it says is what is learnt: the target's own law is not asked for.
+    frozen = {**frozen, 'reader': reader_params}
+    grads = jax.jit(jax.grad(objective.loss, has_aux=True))
+    self.assertNotEqual(
+      float(optax.tree.norm(grads(trained, frozen, batch_of(), key)[0])), 0
+    )
+    got, got_figures = loss_of(objective, trained, frozen, batch_of(), key)
+    np.testing.assert_allclose(got, value, rtol=1e-4)
+    np.testing.assert_allclose(
+      got_figures['overlap_1'], figures['overlap_1'], rtol=1e-4
+    )
+    frozen['reader'] = jax.tree.map(jnp.zeros_like, reader_params)
+    other, _ = loss_of(objective, trained, frozen, batch_of(), key)
+    self.assertGreater(abs(float(other - value)), 0.01)
 
   def test_noise_moves_the_features(self):
     head, trained, frozen = made('eagle')

@@ -1,3 +1,5 @@
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,6 +104,25 @@ class MeansTest(absltest.TestCase):
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
       whole,
       parts,
+    )
+
+  def test_what_is_made_in_stretches_is_whole(self):
+    rng = np.random.default_rng(0)
+    hidden_BTD = jnp.asarray(rng.normal(size=(2, 7, 4)), jnp.float32)
+    head_DV = jnp.asarray(rng.normal(size=(4, 11)), jnp.float32)
+
+    def per_token(x_BTD):
+      logits = jnp.einsum('BTD,DV->BTV', x_BTD, head_DV)
+      return {'few': logits[:, :, :3], 'best': jnp.argmax(logits, axis=-1)}
+
+    with mock.patch.object(losses, '_MAX_VALUES', 3 * 2 * 11):
+      got = jax.jit(lambda x_BTD: losses.stretched(per_token, x_BTD, 11))(
+        hidden_BTD
+      )
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
+      got,
+      per_token(hidden_BTD),
     )
 
   def test_an_empty_mask_is_zero(self):

@@ -234,6 +234,33 @@ def output_head(target: Transformer, target_params: Params) -> Array:
   return wide_OI[: target.vocab_size]
 
 
+def last_layer(
+  target: Transformer, target_params: Params, block: Transformer, own: Params
+) -> Params:
+  """A block's layer that begins as the target's last one.
+
+  It reads the stream as the target does; what it reads beside it counts for
+  nothing yet. What has no equal of its shape stays as it is, and all of it
+  where the target's matrices are fused or int8.
+
+  Args:
+    target, target_params: the model.
+    block: of the head.
+    own: the parameters of the block's layer.
+  """
+  if target.is_fused or target.quantize != 'none':
+    return own
+  last = target_params['layers'][-1]
+  begun = {}
+  for name, x in own.items():
+    wanted = last.get(name, x)
+    if wanted.shape != x.shape and name in ('q', 'k', 'v'):
+      nothing_OX = jnp.zeros((wanted.shape[0], block.side_dim), wanted.dtype)
+      wanted = jnp.concatenate([nothing_OX, wanted], axis=1)
+    begun[name] = wanted.astype(x.dtype) if wanted.shape == x.shape else x
+  return begun
+
+
 def embed(
   target: Transformer, block: Transformer, params: Params, tokens_BT: Array
 ) -> Array:

@@ -104,12 +104,22 @@ class Eagle3:
     return base.init_params(self, key)
 
   def begin(self, params: Params, target_params: Params) -> Params:
-    """With the target's final norm, and its output head's rows."""
+    """As the target behind the highest of the layers that are captured.
+
+    `fc` takes this layer alone, and the block is the target's last one; final
+    norm and the rows of the output head are the target's.
+    """
     head_VD = base.output_head(self.target, target_params)
     if self.num_ids is not None:
       head_VD = head_VD[params['ids']]
+    d, num = self.block.embed_dim, len(self.target_features)
+    (layer,) = params['layers']
     return {
       **params,
+      'fc': jnp.eye(d, num * d, (num - 1) * d, dtype=self.block.dtype),
+      'layers': (
+        base.last_layer(self.target, target_params, self.block, layer),
+      ),
       'norm': target_params['final_norm'],
       'head': head_VD.astype(self.block.dtype),
     }
