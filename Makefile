@@ -30,15 +30,16 @@ VERSIONS := import importlib.metadata as m, platform; \
   print('python', platform.python_version(), *(f'{n} {found[n]}' for n in \
   ('jax', 'jaxlib', 'flax', 'numpy', 'torch', 'transformers') if n in found))
 
-.PHONY: help setup demo test lint doctest unit certify parity smoke aot clean
+.PHONY: help setup demo test lint doctest docs unit certify parity smoke aot clean
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo     set up, then watch a draft propose and a target verify'
-	@echo 'make test     set up, then format, lint, doctests, tests, certify --quick'
+	@echo 'make test     set up, then format, lint, doctests, docs, tests, certificate'
 	@echo 'make setup    only the virtual environment $(VENV)'
 	@echo 'make lint     only format and lint'
 	@echo 'make doctest  only the examples in docstrings'
+	@echo 'make docs     the API reference, into build/docs'
 	@echo 'make unit     only the test suite'
 	@echo 'make certify  the full certificate (make test runs the quick one)'
 	@echo 'make parity   compare with transformers (downloads torch), real models'
@@ -55,14 +56,14 @@ $(READY): $(BUILT_FROM)
 	    "$$($(PYTHON) --version)." >&2; exit 1; }
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
-	@$(RUN) -m pip install -qq --disable-pip-version-check -e '.[test]'
+	@$(RUN) -m pip install -qq --disable-pip-version-check -e '.[test,docs]'
 	@touch $@
 	@$(RUN) -c "$(VERSIONS)"
 
 demo: $(READY)
 	@$(RUN) experiments/demo.py
 
-test: lint doctest unit
+test: lint doctest docs unit
 	$(SAY) 'Certificate, quick'
 	@$(RUN) experiments/certify.py --quick
 
@@ -74,6 +75,11 @@ lint: $(READY)
 doctest: $(READY)
 	$(SAY) 'Doctests'
 	@$(RUN) -m pytest -q --doctest-modules specjax experiments
+
+docs: $(READY)
+	$(SAY) 'API reference'
+	@rm -rf build/docs
+	@$(RUN) experiments/reference.py --out=build/docs
 
 unit: $(READY)
 	$(SAY) 'Tests'

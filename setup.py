@@ -18,6 +18,7 @@ ROOT = pathlib.Path(__file__).parent
 
 HEADERS = ('products', 'products_avx2', 'products_avx512')
 JAX = 'jax>=0.10.2'
+PLOTS = 'matplotlib>=3.8'
 MODELS = ['safetensors', 'tokenizers', 'gguf', 'jinja2', 'huggingface_hub']
 
 
@@ -95,11 +96,13 @@ setuptools.setup(
   extras_require={
     'models': MODELS,
     # ruff is held to one series: another one may format differently.
-    'test': ['pytest>=8.4', 'pytest-xdist', 'ruff==0.17.*', *MODELS],
-    'notebooks': ['jupyterlab', 'matplotlib'],
+    'test': ['pytest>=8.4', 'pytest-xdist', 'ruff==0.17.*', PLOTS, *MODELS],
+    # experiments/reference.py writes Markdown as this series reads it.
+    'docs': ['pdoc==16.*'],
+    'notebooks': ['jupyterlab', PLOTS],
     # Compiles for TPUs without one; keep it out of the test environment.
     'tpu-aot': ['jax[tpu]>=0.10.2'],
-    'plots': ['matplotlib'],
+    'plots': [PLOTS],
     # What experiments/benchmark.py times beside specjax.
     'peers': ['torch', 'transformers', 'accelerate'],
   },

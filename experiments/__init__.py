@@ -1,0 +1,1 @@
+"""Scripts: each says what it does with `--help`."""

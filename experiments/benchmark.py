@@ -32,6 +32,7 @@ from experiments import (
   bench_report,
   bench_run,
   common,
+  draw,
   peers,
   plots,
   run_config,
@@ -195,7 +196,7 @@ class BenchConfig:
           f'{plain.options.temperature}.'
         )
     if self.plots is not None:
-      plots.check(self.plots)
+      draw.check('--plots', self.plots)
     if self.json_out is not None:
       common.check_writable(self.json_out)
 

@@ -40,12 +40,20 @@ from absl import flags, logging
 
 import specjax
 from experiments import compilation_cache
+from specjax import atomic
 
 # A title, and a function that defines the flags under it on the given values.
 FlagGroup = tuple[str, Callable[[flags.FlagValues], None]]
 
 BAD_INPUT = 2  # Exit code.
-OPTIONAL_PACKAGES = ('huggingface_hub', 'jinja2', 'safetensors', 'tokenizers')
+# The extra that each comes with.
+OPTIONAL_PACKAGES = {
+  'huggingface_hub': 'models',
+  'jinja2': 'models',
+  'pdoc': 'docs',
+  'safetensors': 'models',
+  'tokenizers': 'models',
+}
 _OUT_OF_MEMORY = (
   'not enough memory for these sizes; a smaller model, --batch_size, '
   '--max_length or --dtype may fit.'
@@ -108,7 +116,7 @@ def run_main(
       raise
     print(
       f'{name}: this needs the package {error.name}: '
-      "pip install 'specjax[models]'.",
+      f"pip install 'specjax[{OPTIONAL_PACKAGES[error.name]}]'.",
       file=sys.stderr,
     )
     return BAD_INPUT
@@ -427,12 +435,8 @@ def write_json(path: str, obj: Any):
   if _is_special(target):
     target.write_text(text, encoding='utf-8')
     return
-  temporary = target.with_name(f'.{target.name}.{os.getpid()}.tmp')
-  try:
-    temporary.write_text(text, encoding='utf-8')
-    os.replace(temporary, target)
-  finally:
-    temporary.unlink(missing_ok=True)
+  with atomic.replacing(target) as unfinished:
+    unfinished.write_text(text, encoding='utf-8')
 
 
 class Progress:

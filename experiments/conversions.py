@@ -18,6 +18,7 @@ from concurrent import futures
 
 import jax
 
+from specjax import atomic
 from specjax.mesh import View
 from specjax.models import fused, load
 
@@ -167,14 +168,12 @@ def _check_whole(entry: pathlib.Path):
 
 
 def _keep(entry: pathlib.Path, loaded: load.Loaded):
-  unfinished = entry.with_name(f'.{entry.name}.{os.getpid()}.unfinished')
   try:
     entry.parent.mkdir(exist_ok=True)
-    load.save(unfinished, loaded)
-    (unfinished / _HASH_FILE).write_text(_hash_entry(unfinished))
-    os.replace(unfinished, entry)
+    with atomic.replacing(entry) as unfinished:
+      load.save(unfinished, loaded)
+      (unfinished / _HASH_FILE).write_text(_hash_entry(unfinished))
   except (ValueError, OSError) as error:
-    shutil.rmtree(unfinished, ignore_errors=True)
     if not entry.exists():  # Else another process was faster.
       _warn(f'{loaded.name} cannot be kept in {entry.parent}', error)
 

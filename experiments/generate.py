@@ -226,7 +226,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
   results = [result for talk in talks for result in talk.results]
   report = _report(config, decoder, results, seconds_load, costs)
   if recorder:
-    with common.Progress('reading the texts again with both models'):
+    with common.Progress('reading the texts again'):
       recorded = recorder.finish(
         decoder,
         params,

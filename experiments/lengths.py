@@ -5,6 +5,7 @@ from typing import Any
 
 from experiments import step_costs
 from specjax.decode import Decoder
+from specjax.proposers.base import Proposer
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.early_exit import EarlyExit
 from specjax.proposers.feature_fed import FeatureFed
@@ -18,6 +19,7 @@ from specjax.proposers.stopping import (
 )
 from specjax.shapes import Params
 
+_NUM_ROUNDS = 3
 _CHOICES = 'fixed, confidence:X, acceptance or cost'
 
 
@@ -77,17 +79,16 @@ class StepCosts:
   num_first: int = 1
 
   def of_steps(self, num_draft_tokens: int) -> tuple[float, ...]:
-    """The cost of a step with 0, 1, ..., K drafts.
+    """The cost of a step with 0, 1, ..., K drafts, in steps without drafts.
 
-    To two digits, so that two runs with nearly the same costs share a
-    compilation.
+    To hundredths, so that two runs with the same costs share a compilation.
     """
     found = []
     for k in range(num_draft_tokens + 1):
       verify = next(cost for width, cost in self.verify if width > k)
       passes = max(k - self.num_first, 0)
-      found.append(float(f'{verify + self.first + passes * self.draft:.2g}'))
-    return tuple(found)
+      found.append(verify + self.first + passes * self.draft)
+    return tuple(round(cost / found[0], 2) for cost in found)
 
   def __str__(self) -> str:
     verify = ', '.join(f'{width}: {cost:.2f}' for width, cost in self.verify)
@@ -97,7 +98,17 @@ class StepCosts:
 
 
 def measure(decoder: Decoder, params: Params, batch_size: int) -> StepCosts:
-  """Times the passes of the decoder's models, in a cache that is half full."""
+  """Times the passes of the decoder's models, in a cache that is half full.
+
+  They take turns, so that a slow minute of the machine makes none of them look
+  dear beside the others.
+  """
+  passes = {
+    width: (decoder.target, params['target'], width)
+    for width in decoder.pass_widths
+  }
+  first, draft = _drafting(decoder.proposer, params)
+  passes |= {'first': first, 'draft': draft}
 
   def cost(model: Any, params: Params, num_rows: int) -> float:
     return step_costs.measure(
@@ -107,34 +118,44 @@ def measure(decoder: Decoder, params: Params, batch_size: int) -> StepCosts:
       num_rows=num_rows,
       length=decoder.max_length // 2,
       num_slots=decoder.num_slots,
+      num_calls=2,
     ).least
 
-  verify = tuple(
-    (width, cost(decoder.target, params['target'], width))
-    for width in decoder.pass_widths
+  rounds = [
+    {name: cost(*each) for name, each in passes.items() if each is not None}
+    for _ in range(_NUM_ROUNDS)
+  ]
+  least = {name: min(costs[name] for costs in rounds) for name in rounds[0]}
+  return StepCosts(
+    verify=tuple((width, least[width]) for width in decoder.pass_widths),
+    first=least.get('first', 0.0),
+    draft=least.get('draft', 0.0),
+    num_first=0 if first is None else 1,
   )
-  proposer = decoder.proposer
+
+
+# A model, its parameters and the rows of a pass.
+_Pass = tuple[Any, Params, int]
+
+
+def _drafting(
+  proposer: Proposer, params: Params
+) -> tuple[_Pass | None, _Pass | None]:
+  """The pass that every step makes first, and each further one."""
+  k = proposer.num_draft_tokens
   if isinstance(proposer, DraftModel):
-    passes = (cost(proposer.model, params['proposer'], rows) for rows in (2, 1))
-    first, draft = passes
-    return StepCosts(verify=verify, first=first, draft=draft)
+    model = proposer.model, params['proposer']
+    return (*model, 2), (*model, 1)
   if isinstance(proposer, EarlyExit):
     exit_params = proposer.first_params(params['target'])
-    draft = cost(proposer.first_layers, exit_params, 1)
-    return StepCosts(verify=verify, first=0.0, draft=draft, num_first=0)
+    return None, (proposer.first_layers, exit_params, 1)
   if isinstance(proposer, FeatureFed):
     entries = step_costs.Entries(head=proposer.head)
-    passes = (
-      cost(entries, params, rows) for rows in (proposer.num_draft_tokens + 1, 1)
-    )
-    first, draft = passes
-    return StepCosts(verify=verify, first=first, draft=draft)
+    return (entries, params, k + 1), (entries, params, 1)
   if isinstance(proposer, Medusa):
-    guesses = step_costs.Guesses(
-      heads=proposer.heads, num_heads=proposer.num_draft_tokens
-    )
-    return StepCosts(verify=verify, first=cost(guesses, params, 1), draft=0.0)
-  return StepCosts(verify=verify, first=0.0, draft=0.0)
+    guesses = step_costs.Guesses(heads=proposer.heads, num_heads=k)
+    return (guesses, params, 1), None
+  return None, None
 
 
 def with_costs(

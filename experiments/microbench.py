@@ -194,20 +194,24 @@ def _layer_passes(
   params = model.init(jax.random.key(0))
 
   @functools.partial(jax.jit, donate_argnums=0)
-  def call(cache, params, tokens_1T, length_1):
-    _, cache = model.apply(params, tokens_1T, cache)
-    return model.keep(cache, length_1, None, jnp.zeros_like(length_1))
+  def call(kept, params, tokens_1T, length_1):
+    hidden, cache = model.apply(params, tokens_1T, kept[0])
+    cache = model.keep(cache, length_1, None, jnp.zeros_like(length_1))
+    # Without the outcome nothing behind the written keys would be computed.
+    return cache, hidden.last_BTD
 
   for num_slots, length in sizes.slots:
     for rows in sizes.attention_rows:
       length_1 = jnp.full(1, length, jnp.int32)
       cache = model.init_cache(1, num_slots, max_rewind=rows)
       cache = model.keep(cache, length_1, None, jnp.zeros_like(length_1))
+      tokens_1T = jnp.zeros((1, rows), jnp.int32)
+      outcome = jnp.zeros((1, rows, heads * head_dim), model.dtype)
       yield Case(
         part=part,
         name=f'{rows} rows, {length} of {num_slots} slots',
         call=call,
-        arguments=(cache, params, jnp.zeros((1, rows), jnp.int32), length_1),
+        arguments=((cache, outcome), params, tokens_1T, length_1),
         keeps=True,
       )
 

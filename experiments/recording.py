@@ -1,9 +1,9 @@
 """Records a run for `experiments/replay.py`: --record of generate.py.
 
 The loop comes back to the host after every step, which is timed and noted. At
-the end both models read every text once more, teacher-forced, so that every
-emitted token has the laws of both; so the proposer must be a language model
-over the target's ids.
+the end the models read every text once more, teacher-forced, so that every
+emitted token has the laws of both. The proposer must be a language model over
+the target's ids, or look its drafts up in the text, as a replay does again.
 """
 
 import dataclasses
@@ -29,17 +29,26 @@ from specjax.shapes import Array, Params
 from specjax.state import ACCEPTED, BONUS, CORRECTION, StepInfo
 from specjax.tokenizers import pad_batch
 
-# Language models over the target's ids.
-_RECORDED = ('draft', 'tli', 'early_exit')
+# Language models over the target's ids, and what is made again from the text.
+_RECORDED = ('draft', 'tli', 'early_exit', 'ngram')
+_REFUSED = {
+  'none': 'drafts nothing',
+  'slem': 'drafts text on the host and has no laws',
+}
 _CHUNK = 16  # Rows of a pass: two laws over the vocabulary for each.
 
 
 def check(path: str, top: int, proposer: str, num_processes: int | None):
   """Raises ValueError unless such a run can be recorded."""
   if proposer not in _RECORDED:
+    reason = _REFUSED.get(
+      proposer,
+      'is a head, whose law of a token depends on where the step began, so '
+      'that one law per token cannot be replayed',
+    )
     raise ValueError(
-      f'--record needs a draft with laws, --proposer={" or ".join(_RECORDED)}, '
-      f'got --proposer={proposer}.'
+      f'--record needs --proposer={", ".join(_RECORDED[:-1])} or '
+      f'{_RECORDED[-1]}, got {proposer}, which {reason}.'
     )
   if (num_processes or 1) > 1:
     raise ValueError(f'--record needs one process, got {num_processes}.')
@@ -50,13 +59,18 @@ def check(path: str, top: int, proposer: str, num_processes: int | None):
   common.check_writable(path)
 
 
-def drafting_model(
-  proposer: DraftModel | EarlyExit, params: Params
-) -> tuple[LanguageModel, Params]:
-  """The language model that drafts, and its parameters."""
+def reading_models(
+  decoder: Decoder, params: Params
+) -> tuple[tuple[LanguageModel, Params], ...]:
+  """The target, and the language model that drafts if there is one."""
+  target = (decoder.target, params['target'])
+  proposer = decoder.proposer
   if isinstance(proposer, DraftModel):
-    return proposer.model, params['proposer']
-  return proposer.first_layers, proposer.first_params(params['target'])
+    return target, (proposer.model, params['proposer'])
+  if isinstance(proposer, EarlyExit):
+    first = proposer.first_params(params['target'])
+    return target, (proposer.first_layers, first)
+  return (target,)
 
 
 class Recorder:
@@ -108,7 +122,7 @@ class Recorder:
     config: dict[str, Any],
     environment: dict[str, Any],
   ) -> trace_file.TraceFile:
-    """Reads the texts again with both models.
+    """Reads the texts again with the models.
 
     Args:
       decoder: of the run.
@@ -116,7 +130,7 @@ class Recorder:
       top: M, ids per law; 0 keeps all.
       config, environment: for the record.
     """
-    draft = drafting_model(decoder.proposer, params)
+    readers = reading_models(decoder, params)
     results = self.results
     k = decoder.proposer.num_draft_tokens
     requests = [result.request for result in results]
@@ -126,8 +140,7 @@ class Recorder:
       for start in range(0, len(results), self._batch_size)
       for law in read_again(
         decoder,
-        params['target'],
-        draft,
+        readers,
         results[start : start + self._batch_size],
         self._batch_size,
         min(top or size, size),
@@ -135,6 +148,7 @@ class Recorder:
     ]
     arrays = {
       'prompt_length': [len(r.prompt_tokens) for r in requests],
+      'prompt_token': [token for r in requests for token in r.prompt_tokens],
       'num_tokens': [len(r.tokens) for r in results],
       'seed': [r.seed for r in requests],
       'temperature': [
@@ -183,23 +197,21 @@ class Recorder:
 
 def read_again(
   decoder: Decoder,
-  target_params: Params,
-  draft: tuple[LanguageModel, Params],
+  readers: Sequence[tuple[LanguageModel, Params]],
   results: Sequence[Result],
   batch_size: int,
   top: int,
 ) -> list[dict[str, np.ndarray]]:
-  """The laws of both models at every emitted token, per result.
+  """The laws of the models at every emitted token, per result.
 
   Args:
     decoder: of the run.
-    target_params: of its target.
-    draft: model and parameters.
+    readers: models and parameters; target, draft if there is one.
     results: at most `batch_size`; idle rows are filled up.
     batch_size: B.
     top: M.
   """
-  draft_model, draft_params = draft
+  models_, params = zip(*readers)
   num_real = len(results)
   results = [*results, *results[:1] * (batch_size - len(results))]
   texts = [[*r.request.prompt_tokens, *r.tokens] for r in results]
@@ -209,8 +221,8 @@ def read_again(
     [r.request.options for r in results], decoder.target.vocab_size
   )
   caches = _prefill(
-    (decoder.target, draft_model),
-    (target_params, draft_params),
+    models_,
+    params,
     tokens_BL,
     begin_B,
     decoder.prefill_chunk,
@@ -219,8 +231,8 @@ def read_again(
   most = max(len(r.tokens) for r in results)
   for start in range(0, max(most, 1), _CHUNK):
     caches, rows = _read(
-      (decoder.target, draft_model),
-      (target_params, draft_params),
+      models_,
+      params,
       caches,
       tokens_BL,
       begin_B,
@@ -242,7 +254,7 @@ def read_again(
 
 @functools.partial(jax.jit, static_argnames=('models_', 'chunk'))
 def _prefill(models_, params, tokens_BL, begin_B, chunk):
-  """Both caches behind all of the prompt but its last token."""
+  """The caches behind all of the prompt but its last token."""
   size = tokens_BL.shape[1] + _CHUNK
   return tuple(
     models.prefill(
@@ -259,16 +271,16 @@ def _prefill(models_, params, tokens_BL, begin_B, chunk):
 
 @functools.partial(jax.jit, static_argnames=('models_', 'top'))
 def _read(
-  models_: tuple[LanguageModel, LanguageModel],
-  params: tuple[Params, Params],
-  caches: tuple[Any, Any],
+  models_: tuple[LanguageModel, ...],
+  params: tuple[Params, ...],
+  caches: tuple[Any, ...],
   tokens_BL: Array,
   begin_B: Array,
   length_B: Array,
   start: Array,
   settings: Sampling,
   top: int,
-) -> tuple[tuple[Any, Any], dict[str, Array]]:
+) -> tuple[tuple[Any, ...], dict[str, Array]]:
   """The laws at the emitted tokens start..start + T - 1 of every row."""
   last = tokens_BL.shape[1] - 1
   index_BT = (
@@ -294,10 +306,15 @@ def _read(
     chosen.append(jnp.take_along_axis(law_BTV, next_BT1, axis=-1)[..., 0])
     raw.append(jax.nn.log_softmax(logits_BTV, axis=-1))
     grown.append(cache)
+  if len(raw) == 1:
+    # No language model drafts.
+    raw.append(jnp.full_like(raw[0], jnp.nan))
+    chosen.append(jnp.full_like(chosen[0], jnp.nan))
   p_BTV, q_BTV = raw
-  _, id_BTM = jax.lax.top_k(jnp.maximum(p_BTV, q_BTV), top)
+  # fmax passes NaN over.
+  _, id_BTM = jax.lax.top_k(jnp.fmax(p_BTV, q_BTV), top)
   entropy = lambda x_BTV: (
-    -jnp.sum(jnp.where(x_BTV > -jnp.inf, jnp.exp(x_BTV) * x_BTV, 0.0), axis=-1)
+    -jnp.sum(jnp.where(x_BTV == -jnp.inf, 0.0, jnp.exp(x_BTV) * x_BTV), axis=-1)
   )
   rows = {'law_id': id_BTM.astype(jnp.int32)}
   for name, law_BTV, own_BT in zip('pq', raw, chosen):

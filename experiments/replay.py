@@ -10,17 +10,24 @@ so the text can be cut into steps again. What such a replay is worth:
 
   exact     greedy rows, and coupled rows of a coupled run: text and drafts are
             those of a new run with the same seeds, whatever K.
-  law       rejection, block and coupled at the recorded temperature: given the
-            text, a drafted token was accepted with probability
+  law       rejection, block and coupled at a temperature that was recorded:
+            given the text, a drafted token was accepted with probability
             min(1, q / (w p)), w = 1 by token and the weight of block
             verification otherwise. A new run has other texts of the same law.
-  estimate  another temperature: the laws are those of the recorded texts, and
-            ids that were not recorded share their tail alike.
+  estimate  another temperature, whose texts are other texts: those that were
+            recorded count by how likely they are there (replay_weights.py says
+            how); ids that were not recorded share their tail alike.
+
+A trace may hold requests of several temperatures; those that were recorded at
+the one asked for are used alone. What prompt lookup drafts is looked up again.
 
 The interval is for a new run on the same requests: resampled requests and
-redrawn acceptances, on both sides. How many drafts stand behind a rejection
-matters to draft_acceptance_rate alone; with --stop_rules=confidence:X it is
-taken from the text that was kept.
+redrawn acceptances, on both sides; that of an estimate is wider by how far the
+weights have moved the figure. There is none for a single request, nor where too
+few of the texts are like those of the other temperature.
+
+How many drafts stand behind a rejection matters to draft_acceptance_rate alone;
+with --stop_rules=confidence:X it is taken from the text that was kept.
 """
 
 import dataclasses
@@ -30,16 +37,22 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from experiments import common, lengths, replay_laws, trace_file
-from specjax.proposers.base import Outcome
-from specjax.proposers.stopping import Confidence, Cost, StoppingRule
+from experiments import (
+  common,
+  lengths,
+  replay_laws,
+  replay_steps,
+  replay_weights,
+  trace_file,
+)
+from specjax.proposers.stopping import Cost
 
 FIGURES = {
   'block_efficiency': ('emitted', 'steps'),
   'alpha_tested': ('accepted', 'tested'),
   'draft_acceptance_rate': ('accepted', 'drafted'),
 }
-_COUNTS = ('steps', 'drafted', 'accepted', 'emitted', 'tested')
+_FIRST = 'block_efficiency'
 _RESAMPLES = 2000
 
 
@@ -67,11 +80,15 @@ class Replay:
   Attributes:
     cell: what was replayed.
     kind: 'exact', 'law' or 'estimate'.
-    figures: name to (value, low, high); low and high are None with a single
-      request, whose text cannot be resampled.
+    figures: name to (value, low, high); low and high are None where there is
+      no interval.
     accepted_histogram: shares of steps by accepted drafts, [K + 1].
     alpha_tv: mean of sum min(p, q) over all positions, at least and at most
-      (the ids that were not recorded may overlap or not); None with filters.
+      (the ids that were not recorded may overlap or not); None with filters,
+      and for drafts without laws.
+    num_requests: how many tell of the temperature.
+    num_texts: as many of them as count; below num_requests in an estimate.
+    window: tokens by which an estimate weighs texts, else 0.
   """
 
   cell: Cell
@@ -79,6 +96,9 @@ class Replay:
   figures: dict[str, tuple[float, float | None, float | None]]
   accepted_histogram: tuple[float, ...]
   alpha_tv: tuple[float, float] | None
+  num_requests: int
+  num_texts: float
+  window: int
 
 
 def replay(
@@ -104,147 +124,87 @@ def replay(
     ValueError: the trace does not have what the cell needs.
   """
   rng = np.random.default_rng(seed)
-  found = replay_laws.log_ratios(
-    trace, cell.verify, cell.temperature, rng, samples
+  found = replay_laws.acceptance(
+    trace, cell.verify, cell.temperature, cell.num_draft_tokens
   )
   rule = lengths.parse(cell.stop_rule)
+  lengths.check(cell.stop_rule, trace.about['config'].get('proposer', 'draft'))
   if cell.stop_rule == 'cost':
     if not step_costs:
       raise ValueError('--stop_rules=cost needs --step_costs.')
     rule = Cost(step_costs=step_costs)
-  counts, histogram = simulate(
-    trace,
-    found.log_ratio_SP,
+  if found.kind == 'estimate':
+    weights = replay_weights.tilted(found.trace, found.log_tilt_P)
+  else:
+    weights = replay_weights.plain(found.trace)
+  counts, histogram = replay_steps.simulate(
+    found.trace,
+    found.drafts,
     cell.num_draft_tokens,
     rule,
-    is_block=cell.verify == 'block' and found.kind != 'exact',
+    is_block=cell.verify == 'block',
+    samples=1 if found.kind == 'exact' else samples,
+    weight_WP=weights.weight_WP,
     rng=rng,
   )
+  # What a token of each text weighs on average.
+  share_R = counts['emitted'][-1, 0] / np.maximum(found.trace['num_tokens'], 1)
+  most = {_FIRST: (1.0, cell.num_draft_tokens + 1.0)}
+  figures = {}
+  for name, (top, below) in FIGURES.items():
+    value, low, high = _interval(
+      counts[top], counts[below], share_R, confidence, rng
+    )
+    if found.kind == 'exact':
+      low = high = value
+    bounds = most.get(name, (0.0, 1.0))
+    figures[name] = (value, None, None)
+    if weights.is_enough:
+      figures[name] = (value, max(low, bounds[0]), min(high, bounds[1]))
   return Replay(
     cell=cell,
     kind=found.kind,
-    figures={
-      name: _interval(counts[top], counts[below], found.kind, confidence, rng)
-      for name, (top, below) in FIGURES.items()
-    },
-    accepted_histogram=tuple(histogram / histogram.sum()),
-    alpha_tv=replay_laws.alpha_tv(trace, cell.temperature),
-  )
-
-
-def simulate(
-  trace: trace_file.TraceFile,
-  log_ratio_SP: np.ndarray,
-  num_draft_tokens: int,
-  rule: StoppingRule,
-  *,
-  is_block: bool,
-  rng: np.random.Generator,
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-  """Cuts every text into steps, S times.
-
-  Args:
-    trace: the texts.
-    log_ratio_SP: log(q / p) of the token at each position; a rule that decides
-      by equality has 0 where the draft is the token and -inf where not.
-    num_draft_tokens: K.
-    rule: ends drafts.
-    is_block: whether drafts are judged together.
-    rng: of the acceptances.
-
-  Returns:
-    Counts [S, R] by name, and steps by accepted drafts [K + 1].
-  """
-  num_samples, num_requests = len(log_ratio_SP), trace.num_requests
-  k = num_draft_tokens
-  each = lambda values: np.tile(values, num_samples)  # Rows: sample, request.
-  begin_B, size_B = each(trace.begin), each(trace['num_tokens'])
-  is_stopped_B = each(trace['is_stopped'])
-  limit_B = np.where(is_stopped_B, each(trace['max_new_tokens']), size_B)
-  sample_B = np.repeat(np.arange(num_samples), num_requests)
-  best_q = np.exp(trace['law_q'].max(axis=1, initial=-np.inf))
-  place_B = np.zeros_like(size_B)
-  counts = {name: np.zeros(len(size_B), np.int64) for name in _COUNTS}
-  histogram = np.zeros(k + 1, np.int64)
-  state = rule.init(len(size_B))
-  while np.any(place_B < size_B):
-    is_live_B = place_B < size_B
-    most_B = np.broadcast_to(np.asarray(rule.most(state, k)), place_B.shape)
-    most_B = np.minimum(most_B, np.maximum(limit_B - place_B - 1, 0))
-    drafted_B = np.zeros_like(place_B)
-    accepted_B = np.zeros_like(place_B)
-    is_drafting_B, is_kept_B = is_live_B.copy(), is_live_B.copy()
-    log_w_B = np.zeros(len(place_B))
-    for i in range(k):
-      at_B = place_B + i
-      is_there_B = at_B < size_B
-      index_B = np.where(is_there_B, begin_B + at_B, 0)
-      is_drafting_B &= i < most_B
-      if isinstance(rule, Confidence):
-        is_drafting_B &= ~is_there_B | (best_q[index_B] >= rule.least)
-      drafted_B += is_drafting_B
-      # Behind a stop nothing is known, and nothing counts.
-      is_kept_B &= is_drafting_B & is_there_B
-      log_ratio_B = log_ratio_SP[sample_B, index_B]
-      log_u_B = np.log(1 - rng.random(len(place_B)))  # Of (0, 1].
-      is_kept_B &= log_u_B <= log_ratio_B - log_w_B
-      accepted_B += is_kept_B
-      if is_block:
-        log_w_B = np.where(
-          is_kept_B, np.minimum(0.0, log_w_B - log_ratio_B), log_w_B
-        )
-    emitted_B = np.minimum(accepted_B + 1, size_B - place_B) * is_live_B
-    is_cut_B = is_stopped_B & (place_B + emitted_B == size_B)
-    drafted_B = np.where(is_cut_B, np.minimum(drafted_B, emitted_B), drafted_B)
-    accepted_B = np.minimum(accepted_B, emitted_B)
-    counts['steps'] += is_live_B
-    counts['drafted'] += drafted_B
-    counts['accepted'] += accepted_B
-    counts['emitted'] += emitted_B
-    counts['tested'] += accepted_B + (accepted_B < drafted_B)
-    histogram += np.bincount(accepted_B[is_live_B], minlength=k + 1)
-    state = rule.observe(state, _outcome(accepted_B, drafted_B, emitted_B))
-    place_B = place_B + emitted_B
-  shape = (num_samples, num_requests)
-  return {name: x.reshape(shape) for name, x in counts.items()}, histogram
-
-
-def _outcome(accepted_B, drafted_B, emitted_B) -> Outcome:
-  """As much of an outcome as rules look at."""
-  nothing = dict.fromkeys(Outcome._fields)
-  return Outcome(
-    **{
-      **nothing,
-      'num_accepted_B': accepted_B,
-      'num_draft_B': drafted_B,
-      'num_emitted_B': emitted_B,
-    }
+    figures=figures,
+    accepted_histogram=tuple(histogram[-1] / histogram[-1].sum()),
+    alpha_tv=replay_laws.alpha_tv(found.trace, cell.temperature),
+    num_requests=found.trace.num_requests,
+    num_texts=weights.num_texts,
+    window=weights.window,
   )
 
 
 def _interval(
-  top_SR: np.ndarray,
-  below_SR: np.ndarray,
-  kind: str,
+  top_WSR: np.ndarray,
+  below_WSR: np.ndarray,
+  share_R: np.ndarray,
   confidence: float,
   rng: np.random.Generator,
-) -> tuple[float, float | None, float | None]:
-  """A ratio of sums, and where that of a new run lies."""
-  ratio = lambda a, b: np.sum(a, -1) / np.maximum(np.sum(b, -1), 1)
-  value = float(ratio(top_SR.ravel(), below_SR.ravel()))
-  if kind == 'exact':
-    return value, value, value
+) -> tuple[float, float, float]:
+  """A ratio of sums, and where that of a new run lies.
+
+  Args:
+    top_WSR, below_WSR: weighted counts; the last of W is what is asked for.
+    share_R: how often each text is one of a new run, up to a factor.
+    confidence: of the interval.
+    rng: of the resampling.
+  """
+  ratio = lambda a, b: np.sum(a, -1) / np.maximum(np.sum(b, -1), 1e-300)
+  values = [ratio(a.ravel(), b.ravel()) for a, b in zip(top_WSR, below_WSR)]
+  top_SR, below_SR = top_WSR[-1], below_WSR[-1]
   num_samples, num_requests = top_SR.shape
-  if num_requests < 2:
-    return value, None, None
-  draw = lambda most: rng.integers(most, size=(_RESAMPLES, num_requests))
-  request, sample = draw(num_requests), draw(num_samples)
-  new = ratio(top_SR[sample, request], below_SR[sample, request])
-  request = draw(num_requests)
-  ours = ratio(top_SR.mean(0)[request], below_SR.mean(0)[request])
+  shape = (_RESAMPLES, num_requests)
+  ours = rng.integers(num_requests, size=shape)
+  new = rng.choice(num_requests, p=share_R / share_R.sum(), size=shape)
+  sample = rng.integers(num_samples, size=shape)
+  per_text = np.where(share_R > 0, 1 / np.maximum(share_R, 1e-300), 0)
+  gap = ratio(
+    top_SR[sample, new] * per_text[new], below_SR[sample, new] * per_text[new]
+  ) - ratio(top_SR.mean(0)[ours], below_SR.mean(0)[ours])
   edge = 50 * (1 - confidence)
-  low, high = np.percentile(value + new - ours, [edge, 100 - edge])
-  return value, float(low), float(high)
+  low, high = np.percentile(gap, [edge, 100 - edge])
+  value = float(values[-1])
+  drift = float(np.max(np.abs(np.array(values) - value)))
+  return value, float(value + low - drift), float(value + high + drift)
 
 
 def define_flags(values: flags.FlagValues):
@@ -331,23 +291,37 @@ def table(replays: list[Replay]) -> str:
   for one in replays:
     cell = one.cell
     shown = [
-      f'{value:.3f}' + (f' [{low:.3f}, {high:.3f}]' if low is not None else '')
+      f'{value:.3f}'
+      + (f' [{low:.3f}, {high:.3f}]' if low is not None else ' -')
       for value, low, high in (
-        one.figures['block_efficiency'],
+        one.figures[_FIRST],
         one.figures['alpha_tested'],
       )
     ]
     heat = 'recorded' if cell.temperature is None else f'{cell.temperature:g}'
     lines.append(
       f'{heat:<11} {cell.verify:<9} {cell.stop_rule:<9} '
-      f'{cell.num_draft_tokens:>2}  {shown[0]:<23}  {shown[1]:<23}  {one.kind}'
+      f'{cell.num_draft_tokens:>2}  {shown[0]:<23}  {shown[1]:<23}  '
+      f'{worth(one)}'
     )
   return '\n'.join(lines)
+
+
+def worth(one: Replay) -> str:
+  """The kind of a replay, and what an estimate rests on."""
+  if one.kind != 'estimate':
+    return one.kind
+  return (
+    f'estimate: {one.num_texts:.1f} of {one.num_requests} texts count, window '
+    f'{one.window}' + (', too few' if one.figures[_FIRST][1] is None else '')
+  )
 
 
 def main(values: flags.FlagValues):
   if values.trace is None:
     raise ValueError('--trace must name a file that --record wrote.')
+  if values.seed < 0:
+    raise ValueError(f'--seed must be >= 0, got {values.seed}.')
   if values.samples < 1:
     raise ValueError(f'--samples must be >= 1, got {values.samples}.')
   if not 0 < values.confidence < 1:

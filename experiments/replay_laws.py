@@ -1,6 +1,7 @@
 """What a trace says of each token's acceptance, by rule and temperature."""
 
 import dataclasses
+import functools
 import json
 from typing import NamedTuple
 
@@ -10,71 +11,208 @@ import numpy as np
 
 from experiments import trace_file
 from specjax import noise as noise_lib
+from specjax.proposers.ngram import NGram
 from specjax.sampling import SamplingOptions
 
 RULES = ('greedy', 'rejection', 'coupled', 'block')
 # Settings that change no law, as a trace's JSON has them; not the temperature.
 _OFF = json.loads(json.dumps(dataclasses.asdict(SamplingOptions())))
 del _OFF['temperature']
+_ROWS = 64  # Positions looked at together.
 
 
-class Ratios(NamedTuple):
-  """log(q / p) of the token at each position.
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByLaw:
+  """Drafts of a language model, which has one law at each position.
 
   Attributes:
-    log_ratio_SP: [S, P]: S = 1 where all is known; 0 and -inf for rules that
-      decide by equality.
-    kind: 'exact', 'law' or 'estimate', see `replay`.
+    log_ratio_P: log(q / p) of the token; 0 and -inf where equality decides.
   """
 
-  log_ratio_SP: np.ndarray
+  log_ratio_P: np.ndarray
+
+  def most(self, start_B: np.ndarray, num_draft_tokens: int) -> np.ndarray:
+    """How many drafts there are in a step that begins at a position."""
+    return np.full_like(start_B, num_draft_tokens)
+
+  def log_ratio(self, start_B: np.ndarray, i: int) -> np.ndarray:
+    """Of the i-th draft of such steps."""
+    return self.log_ratio_P[np.minimum(start_B + i, len(self.log_ratio_P) - 1)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByLookup:
+  """Drafts that follow from the text and the step's beginning.
+
+  They are certain, so the rules accept them just where they are the text.
+
+  Attributes:
+    is_equal_PK: whether the i-th draft behind a position is the text's token.
+    num_draft_P: how many drafts there are.
+  """
+
+  is_equal_PK: np.ndarray
+  num_draft_P: np.ndarray
+
+  def most(self, start_B: np.ndarray, num_draft_tokens: int) -> np.ndarray:
+    return np.minimum(self.num_draft_P[start_B], num_draft_tokens)
+
+  def log_ratio(self, start_B: np.ndarray, i: int) -> np.ndarray:
+    return np.where(self.is_equal_PK[start_B, i], 0.0, -np.inf)
+
+
+class Acceptance(NamedTuple):
+  """Which tokens would have been accepted, and how probably.
+
+  Attributes:
+    trace: the requests it is about.
+    drafts: of either kind.
+    kind: 'exact', 'law' or 'estimate', see `replay`.
+    log_tilt_P: log of the token's probability at the temperature asked for
+      over that at which it was drawn; zeros but for an estimate.
+  """
+
+  trace: trace_file.TraceFile
+  drafts: ByLaw | ByLookup
   kind: str
+  log_tilt_P: np.ndarray
 
 
-def log_ratios(
+def acceptance(
   trace: trace_file.TraceFile,
   verify: str,
   temperature: float | None,
-  rng: np.random.Generator,
-  samples: int,
-) -> Ratios:
-  """Which tokens would have been accepted, and how probably."""
-  recorded = trace['temperature']
-  is_recorded = temperature is None or bool(
-    np.all(np.float32(temperature) == recorded)
-  )
-  is_greedy = bool(np.all(recorded == 0))
-  if verify == 'greedy' and not (
-    is_greedy if is_recorded else temperature == 0
-  ):
-    raise ValueError('--verify=greedy needs temperature 0.')
-  repeat = lambda log_ratio_P: np.tile(log_ratio_P, (samples, 1))
-  chosen_p, chosen_q = trace['chosen_p'], trace['chosen_q']
+  num_draft_tokens: int,
+) -> Acceptance:
+  """Reads the acceptance of every token off a trace.
+
+  Requests that were recorded at the temperature are enough where there are
+  some; else all are used that were drawn at any temperature above 0.
+
+  Raises:
+    ValueError: the trace does not have what is asked for.
+  """
+  trace, is_recorded = _at_temperature(trace, temperature)
+  if not len(trace['token']):
+    raise ValueError('a replay needs a trace with tokens, got none.')
+  heat_R = trace['temperature']
   if not is_recorded:
-    p, q = laws(trace, np.full(trace.num_requests, temperature))
-    return Ratios(_estimate(p, q, verify, rng, samples), 'estimate')
+    heat_R = np.full(trace.num_requests, temperature, np.float32)
+  is_hot_R = heat_R == 0  # Laws are one-hot.
+  if verify == 'greedy' and not np.all(is_hot_R):
+    raise ValueError('--verify=greedy needs temperature 0.')
+  tilt_P = np.zeros(len(trace['token']))
+  p = q = None
+  if not is_recorded:
+    p, q = laws(trace, heat_R)
+    place = _place(trace)
+    log_p_P = _at(p, place)
+    num_rest = trace.about['vocab_size'] - trace['law_id'].shape[1]
+    is_rest_P = place == trace['law_id'].shape[1]
+    tilt_P = log_p_P - is_rest_P * np.log(max(num_rest, 1)) - trace['chosen_p']
+  is_certain = bool(np.all(is_hot_R)) or (
+    is_recorded and verify == trace.about['verify'] == 'coupled'
+  )
+  kind = 'exact' if is_certain else 'law'
+  if trace.about['config'].get('proposer') == 'ngram':
+    drafts = _look_up(trace, num_draft_tokens)
+  elif is_recorded:
+    drafts = ByLaw(_recorded_ratio(trace, verify, is_certain))
+  elif verify == 'coupled':
+    drafts = ByLaw(_coupled(p, q, place))
+  else:
+    with np.errstate(invalid='ignore'):
+      drafts = ByLaw(np.nan_to_num(_at(q, place) - log_p_P, nan=-np.inf))
+  return Acceptance(trace, drafts, kind if is_recorded else 'estimate', tilt_P)
+
+
+def _at_temperature(
+  trace: trace_file.TraceFile, temperature: float | None
+) -> tuple[trace_file.TraceFile, bool]:
+  """The requests that tell of a temperature; whether they were drawn at it."""
+  recorded_R = trace['temperature']
+  if temperature is None:
+    return trace, True
+  is_same_R = recorded_R == np.float32(temperature)
+  if np.any(is_same_R):
+    return trace.select(is_same_R), True
+  if not np.any(recorded_R > 0):
+    raise ValueError(
+      'a trace of temperature 0 has one text per prompt and says nothing of '
+      f'other temperatures, got --temperatures={temperature:g}.'
+    )
+  return trace.select(recorded_R > 0), False
+
+
+def _place(trace: trace_file.TraceFile) -> np.ndarray:
+  """Where each token is among the recorded ids; M if it is not, int [P]."""
+  is_token = trace['law_id'] == trace['token'][:, None]
+  return np.where(
+    np.any(is_token, axis=1), np.argmax(is_token, axis=1), is_token.shape[1]
+  )
+
+
+def _recorded_ratio(
+  trace: trace_file.TraceFile, verify: str, is_certain: bool
+) -> np.ndarray:
+  """log(q / p) of the tokens with the settings of the run, [P]."""
+  chosen_p, chosen_q = trace['chosen_p'], trace['chosen_q']
+  is_hot = np.repeat(trace['temperature'] == 0, trace['num_tokens'])
   # At temperature 0 the laws are one-hot: q is 1 or 0 at the token.
   is_equal = np.where(chosen_q > -1e-3, 0.0, -np.inf)
-  if is_greedy:
-    return Ratios(is_equal[None], 'exact')
-  is_hot = np.repeat(recorded, trace['num_tokens']) == 0
+  if np.all(is_hot):
+    return is_equal
   if verify != 'coupled':
-    return Ratios(
-      repeat(np.where(is_hot, is_equal, chosen_q - chosen_p)), 'law'
+    return np.where(is_hot, is_equal, chosen_q - chosen_p)
+  p, q = laws(trace, trace['temperature'])
+  own = _race(trace, q) if is_certain else _coupled(p, q, _place(trace))
+  return np.where(is_hot, is_equal, own)
+
+
+def _look_up(trace: trace_file.TraceFile, num_draft_tokens: int) -> ByLookup:
+  """What prompt lookup drafts behind every position, made again."""
+  config = trace.about['config']
+  proposer = NGram(
+    num_draft_tokens=num_draft_tokens,
+    min_ngram=config['ngram_min'],
+    max_ngram=config['ngram_max'],
+  )
+  num_P = trace['num_tokens']
+  size = int(np.max(trace['prompt_length'] + num_P, initial=1))
+  drafts, counts = [], []
+  text_RL = np.zeros((trace.num_requests, size + num_draft_tokens), np.int32)
+  for row, (at, length, begin, num) in enumerate(
+    zip(trace.prompt_begin, trace['prompt_length'], trace.begin, num_P)
+  ):
+    text_RL[row, :length] = trace['prompt_token'][at : at + length]
+    text_RL[row, length : length + num] = trace['token'][begin : begin + num]
+  row_P = np.repeat(np.arange(trace.num_requests), num_P)
+  length_P = np.arange(len(row_P)) - np.repeat(
+    trace.begin - trace['prompt_length'], num_P
+  )
+  for start in range(0, len(row_P), _ROWS):
+    at = np.minimum(np.arange(start, start + _ROWS), len(row_P) - 1)
+    draft, count = _propose(
+      proposer, text_RL[row_P[at]], length_P[at].astype(np.int32)
     )
-  p, q = laws(trace, recorded)
-  if trace.about['verify'] == 'coupled':
-    own = _race(trace, q)
-    return Ratios(np.where(is_hot, is_equal, own)[None], 'exact')
-  token = trace['token'][:, None]
-  place = np.where(
-    np.any(trace['law_id'] == token, axis=1),
-    np.argmax(trace['law_id'] == token, axis=1),
-    trace['law_id'].shape[1],
+    drafts.append(np.asarray(draft))
+    counts.append(np.asarray(count))
+  draft_PK = np.concatenate(drafts)[: len(row_P)]
+  index_PK = length_P[:, None] + np.arange(num_draft_tokens)
+  is_there_PK = index_PK < (trace['prompt_length'] + num_P)[row_P][:, None]
+  return ByLookup(
+    is_there_PK & (draft_PK == text_RL[row_P[:, None], index_PK]),
+    np.concatenate(counts)[: len(row_P)],
   )
-  return Ratios(
-    repeat(np.where(is_hot, is_equal, _coupled(p, q, place))), 'law'
+
+
+@functools.partial(jax.jit, static_argnames='proposer')
+def _propose(proposer: NGram, tokens_BL, length_B):
+  state = proposer.stop.init(tokens_BL.shape[0])
+  proposal, _ = proposer.propose(
+    {}, None, state, None, tokens_BL, length_B, None
   )
+  return proposal.draft_BK, proposal.num_draft_B
 
 
 def laws(
@@ -101,6 +239,7 @@ def laws(
   num_rest = trace.about['vocab_size'] - trace['law_id'].shape[1]
   found = []
   for name in 'pq':
+    # A law that is not there is NaN, and stays so.
     with np.errstate(divide='ignore', invalid='ignore'):
       tail = np.log(trace[f'tail_{name}'] / max(num_rest, 1))[:, None]
       law = np.concatenate([trace[f'law_{name}'], tail], axis=1)
@@ -114,27 +253,6 @@ def laws(
       law -= np.logaddexp.reduce(law, axis=1, keepdims=True)
     found.append(np.where(heat > 0, law, hot))
   return found[0], found[1]
-
-
-def _estimate(
-  p: np.ndarray,
-  q: np.ndarray,
-  verify: str,
-  rng: np.random.Generator,
-  samples: int,
-) -> np.ndarray:
-  """log(q / p) of tokens drawn from p at every position, [S, P]."""
-  cumulated = np.cumsum(np.exp(p), axis=1)
-  found = []
-  for _ in range(samples):
-    u = rng.random((len(p), 1)) * cumulated[:, -1:]
-    place = np.sum(cumulated <= u, axis=1)
-    found.append(
-      _coupled(p, q, place)
-      if verify == 'coupled'
-      else (_at(q, place) - _at(p, place))
-    )
-  return np.stack(found)
 
 
 def _at(law: np.ndarray, place: np.ndarray) -> np.ndarray:
@@ -192,6 +310,8 @@ def alpha_tv(
   heat = trace['temperature']
   if temperature is not None:
     heat = np.full_like(heat, temperature)
+  if np.all(np.isnan(trace['chosen_q'])):
+    return None
   try:
     p, q = laws(trace, heat)
   except ValueError:

@@ -9,13 +9,15 @@ draft behind a rejection the id alone is kept.
 
   request  R  prompt_length, num_tokens, seed, temperature, max_new_tokens,
               is_stopped (at a stop id or a stop string)
+  prompt      prompt_token, the prompts one after the other
   position P  the tokens of request 0, then of request 1, ...: token, step,
               source (1 accepted, 2 correction, 3 bonus), num_draft (at a step's
               first token), chosen_p and chosen_q (log-probabilities of the
               token as it was sampled, after every setting), entropy_p and
               entropy_q (nats), law_id, law_p and law_q [P, M] (the ids with the
               largest max(p, q), and their log-probabilities), tail_p and tail_q
-              (probability of all other ids)
+              (probability of all other ids). A proposer that is no language
+              model has NaN for q.
   step     S  step_request, step_index, draft [S, K], drafted, accepted,
               emitted, seconds (of the batch's step, the host's time included)
 
@@ -34,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 1
+VERSION = 2
 _MOST_BYTES = 1 << 34  # Of all arrays together.
 
 _REQUEST = {
@@ -67,7 +69,14 @@ _STEP = {
   'seconds': np.float32,
 }
 STEP_NAMES = tuple(_STEP)
-DTYPES = {**_REQUEST, **_POSITION, **_LAW, **_STEP, 'draft': np.int32}
+DTYPES = {
+  **_REQUEST,
+  **_POSITION,
+  **_LAW,
+  **_STEP,
+  'draft': np.int32,
+  'prompt_token': np.int32,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,8 +101,38 @@ class TraceFile:
   @property
   def begin(self) -> np.ndarray:
     """Where each request's positions begin, int64 [R]."""
-    ends = np.cumsum(self['num_tokens'], dtype=np.int64)
-    return ends - self['num_tokens']
+    return _begin(self['num_tokens'])
+
+  @property
+  def prompt_begin(self) -> np.ndarray:
+    """Where each request's prompt begins in prompt_token, int64 [R]."""
+    return _begin(self['prompt_length'])
+
+  def select(self, is_kept_R: np.ndarray) -> 'TraceFile':
+    """The trace of some of the requests.
+
+    Args:
+      is_kept_R: bool [R].
+    """
+    is_kept_P = np.repeat(is_kept_R, self['num_tokens'])
+    rows = {
+      **dict.fromkeys(_REQUEST, is_kept_R),
+      **dict.fromkeys((*_POSITION, *_LAW), is_kept_P),
+      **dict.fromkeys((*_STEP, 'draft'), is_kept_R[self['step_request']]),
+      'prompt_token': np.repeat(is_kept_R, self['prompt_length']),
+    }
+    arrays = {name: self[name][kept] for name, kept in rows.items()}
+    new_index_R = np.cumsum(is_kept_R) - 1
+    arrays['step_request'] = new_index_R[arrays['step_request']].astype(
+      np.int32
+    )
+    options = self.about['options']
+    kept = [options[i] for i in np.flatnonzero(is_kept_R)]
+    return TraceFile(about={**self.about, 'options': kept}, arrays=arrays)
+
+
+def _begin(num: np.ndarray) -> np.ndarray:
+  return np.cumsum(num, dtype=np.int64) - num
 
 
 def save(path: str, trace: TraceFile):
@@ -124,12 +163,13 @@ def load(path: str) -> TraceFile:
     if total <= _MOST_BYTES:
       with np.load(path, allow_pickle=False) as data:
         arrays = {name: data[name] for name in data.files}
+      if 'about' not in arrays:
+        raise ValueError('it has no array named about')
       about = json.loads(arrays.pop('about').tobytes())
   except (
     zipfile.BadZipFile,
     zlib.error,
     EOFError,
-    KeyError,
     NotImplementedError,
     RecursionError,
     ValueError,
@@ -193,10 +233,16 @@ def _check(path: str, about: dict[str, Any], arrays: dict[str, np.ndarray]):
     length = len(arrays[next(iter(table))])
     for name in table:
       need(arrays[name].shape == (length,), f'{name} must have {length} rows')
-  num_tokens = arrays['num_tokens']
-  need(bool(np.all(num_tokens >= 0)), 'num_tokens must not be negative')
+  for name, of in (('num_tokens', 'token'), ('prompt_length', 'prompt_token')):
+    need(bool(np.all(arrays[name] >= 0)), f'{name} must not be negative')
+    total = int(arrays[name].sum(dtype=np.int64))
+    need(arrays[of].shape == (total,), f'{of} must have {total} rows')
   num_positions = len(arrays['token'])
-  need(int(num_tokens.sum()) == num_positions, 'num_tokens must add up')
+  is_row = arrays['step_request'] < len(arrays['num_tokens'])
+  need(
+    bool(np.all(is_row & (arrays['step_request'] >= 0))),
+    'step_request must name requests',
+  )
   width = arrays['law_id'].shape[-1]
   for name in _LAW:
     need(

@@ -13,6 +13,25 @@ A target, a proposer and a rule make a `Decoder`; `generate` serves requests.
 ...   decoder, params, [request], model.tokenizer, batch_size=1)
 >>> [result.finish_reason for result in results]
 ['length']
+
+The names here are those of a first use. Where the rest is:
+
+- `specjax.shapes` letters of axes, `specjax.noise` keys, `specjax.sampling`
+  from logits to laws, `specjax.ranking` and `specjax.sharding` under them
+- `specjax.models` what makes logits: `specjax.models.base` the protocol,
+  `specjax.models.transformer` the families, `specjax.models.load` files and
+  names, `specjax.models.heads` draft heads
+- `specjax.proposers` what guesses, `specjax.verify` what decides:
+  `specjax.verify.chain` has the rules
+- `specjax.decode` the loop, `specjax.state` what it carries, `specjax.commit`
+  what a step writes
+- `specjax.generation` requests served, `specjax.requests`,
+  `specjax.metrics`, `specjax.tokenizers`, `specjax.detokenize`, `specjax.chat`,
+  `specjax.text_drafts`
+- `specjax.mesh` several devices, `specjax.kernels` products on a CPU,
+  `specjax.atomic` files that are there whole
+- `specjax.training` objectives, the step, checkpoints
+- `specjax.testing` exact laws, conformance checks, the certificate
 """
 
 from specjax.decode import Decoder

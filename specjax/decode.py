@@ -41,6 +41,7 @@ class Decoder:
   seeds, stop ids and every sampling setting, so that none of them recompiles.
 
   Invariants (each has a test):
+
     I1 `tokens_BL[b, length - 1]` is pending: committed, in no cache yet.
     I2 The target's cache holds length - 1 tokens; a step feeds the pending
        token and K drafts.
@@ -72,6 +73,10 @@ class Decoder:
       its law, and greedy and coupled text is that of plain decoding up to
       near-ties.
     prefill_chunk: prompt tokens per pass.
+
+  Raises:
+    ValueError: the length exceeds the target's context, `width` has no room for
+      K drafts, or `widths` do not ascend to it.
   """
 
   target: models.LanguageModel
@@ -111,6 +116,7 @@ class Decoder:
 
   @property
   def num_slots(self) -> int:
+    """S, slots of every cache: L tokens and N of slack (I4)."""
     return self.max_length + self.num_rows
 
   def check_batch(self, batch_size: int):
@@ -125,7 +131,12 @@ class Decoder:
         )
 
   def init(self, params: Params, requests: Requests) -> DecodeState:
-    """Prefills the caches; the first token comes from the first step."""
+    """Prefills the caches; the first token comes from the first step.
+
+    Raises:
+      ValueError: at trace time, if `tokens_BL` has not L columns, or its rows
+        do not divide over the devices.
+    """
     b, size = requests.tokens_BL.shape
     check_shape('tokens_BL', requests.tokens_BL, (b, self.max_length))
     self.check_batch(b)
@@ -262,7 +273,11 @@ class Decoder:
   def propose(
     self, params: Params, state: DecodeState, sampling: Sampling
   ) -> tuple[proposers.Proposal, Any]:
-    """The proposal, padded to N - 1 columns and cut to what can be verified."""
+    """The proposal, padded to N - 1 columns and cut to what can be verified.
+
+    Raises:
+      ValueError: at trace time, if the proposer reports laws of another shape.
+    """
     k = self.proposer.num_draft_tokens
     keys_BK = jax.vmap(
       lambda seed, length: noise_lib.draw_keys(
@@ -312,14 +327,14 @@ class Decoder:
     logits_BNV: Array,
   ) -> Array:
     """The target's log-weights; row i has seen the drafts before it."""
-    counts = None
-    if sampling.has_penalties:
-      counts = sampling_lib.count_committed(
-        state.tokens_BL,
-        state.length_B,
-        state.prompt_length_B,
-        self.target.vocab_size,
-      )
+    counts = sampling_lib.penalty_counts(
+      sampling,
+      state.tokens_BL,
+      state.length_B,
+      state.prompt_length_B,
+      self.target.vocab_size,
+    )
+    if counts is not None:
       counts = sampling_lib.count_drafts(counts, proposal.draft_BK)
     return sampling_lib.transform(sampling, logits_BNV, counts)
 

@@ -42,6 +42,7 @@ class MeshShape:
 
   @property
   def num_devices(self) -> int:
+    """How many devices it takes: `data * model`."""
     return self.data * self.model
 
   def __str__(self) -> str:

@@ -46,7 +46,12 @@ def _purpose_key(seed: Array, purpose: int) -> Key:
 
 
 def token_key(seed: Array, position: Array) -> Key:
-  """Key of the target's own draw for the token at an absolute position."""
+  """Key of the target's own draw for the token at an absolute position.
+
+  Args:
+    seed: uint32 [], the request's.
+    position: int32 [], the token's index in the row, the prompt counted.
+  """
   return jax.random.fold_in(_purpose_key(seed, TOKEN), position)
 
 
@@ -69,6 +74,12 @@ def draw_keys(seed: Array, purpose: int, length: Array, num_keys: int) -> Key:
   """The keys of `num_keys` consecutive draws of one row, [num_keys].
 
   Draw i is for the token at position `length + i`.
+
+  Args:
+    seed: uint32 [], the request's.
+    purpose: TOKEN, DRAFT, ACCEPT or RESIDUAL.
+    length: int32 [], the row's length at the start of the step.
+    num_keys: static.
   """
   offset = jnp.arange(num_keys, dtype=jnp.int32)
   if purpose == TOKEN:

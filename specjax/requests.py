@@ -40,6 +40,9 @@ class Request:
     stop: texts at which the output ends, themselves not included.
     stop_ids: ids that end the output.
 
+  Raises:
+    ValueError: naming the field, the rule and the value.
+
   >>> Request(prompt_tokens=(), max_new_tokens=5)
   Traceback (most recent call last):
   ...

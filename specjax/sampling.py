@@ -121,6 +121,7 @@ class Sampling:
 
   @property
   def has_penalties(self) -> bool:
+    """Whether any row has a penalty: then all three arrays are there."""
     return self.repetition_penalty_B is not None
 
 
@@ -226,7 +227,14 @@ class Counts:
 def count_committed(
   tokens_BL: Array, length_B: Array, prompt_length_B: Array, vocab_size: int
 ) -> Counts:
-  """Counts of the committed tokens, T = 1."""
+  """Counts of the committed tokens, T = 1.
+
+  Args:
+    tokens_BL: int32 [B, L]; ids outside the vocabulary count for nothing.
+    length_B: int32 [B], what lies at or beyond it is not read.
+    prompt_length_B: int32 [B], where the generated text begins.
+    vocab_size: V.
+  """
   index_1L = jnp.arange(tokens_BL.shape[1], dtype=jnp.int32)[None, :]
   is_seen_BL = index_1L < length_B[:, None]
   is_generated_BL = is_seen_BL & (index_1L >= prompt_length_B[:, None])
@@ -234,6 +242,19 @@ def count_committed(
     seen_BTV=_count(tokens_BL, is_seen_BL, vocab_size)[:, None],
     generated_BTV=_count(tokens_BL, is_generated_BL, vocab_size)[:, None],
   )
+
+
+def penalty_counts(
+  sampling: Sampling,
+  tokens_BL: Array,
+  length_B: Array,
+  prompt_length_B: Array,
+  vocab_size: int,
+) -> Counts | None:
+  """`count_committed` where a row has penalties; None where none has."""
+  if not sampling.has_penalties:
+    return None
+  return count_committed(tokens_BL, length_B, prompt_length_B, vocab_size)
 
 
 def _count(tokens_BL: Array, is_real_BL: Array, vocab_size: int) -> Array:
@@ -269,7 +290,14 @@ def count_drafts(counts: Counts, draft_BK: Array) -> Counts:
 
 
 def is_greedy(temperature: Array) -> Array:
-  """The one predicate for "temperature 0"; subnormal numbers count as 0."""
+  """The one predicate for "temperature 0"; subnormal numbers count as 0.
+
+  Args:
+    temperature: float32 [...].
+
+  Returns:
+    bool [...].
+  """
   return temperature < TINY
 
 

@@ -26,7 +26,7 @@ def check_shape(name: str, array: Array, expected: tuple[int | str, ...]):
 
   Args:
     name: the array's name as the caller knows it.
-    array: anything with a `.shape`.
+    array: anything with a `.shape`, [...].
     expected: one entry per axis; an int must match, a letter stands for any
       size (and for the same size wherever it is used again).
 

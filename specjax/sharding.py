@@ -35,6 +35,9 @@ class ParamSpec:
     units: per axis, how it comes apart: (8, 4) is 8 groups of 4 parts, and a
       part is never split. None: every index is a part.
 
+  Raises:
+    ValueError: axes are missing, `init` is unknown, or `units` do not divide.
+
   >>> ParamSpec(shape=(2, 3), dtype='float32',
   ...           logical_axes=('ffn', 'embed')).num_bytes
   24
@@ -64,6 +67,7 @@ class ParamSpec:
 
   @property
   def num_bytes(self) -> int:
+    """What all of it takes, over every device that holds a part."""
     return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
   def axis_units(self) -> tuple[tuple[int, ...], ...]:
@@ -73,6 +77,7 @@ class ParamSpec:
 
 
 def is_spec(leaf: Any) -> bool:
+  """Whether a node is a `ParamSpec`: `is_leaf` for trees of them."""
   return isinstance(leaf, ParamSpec)
 
 
@@ -90,6 +95,7 @@ class Placement:
   axes: tuple[tuple[str, tuple[str, ...]], ...]
 
   def mesh_axes(self, logical_axis: str | None) -> tuple[str, ...]:
+    """What a logical axis is split over; () if it is not split."""
     return dict(self.axes).get(logical_axis, ())
 
   def num_shards(self, logical_axis: str) -> int:
@@ -114,6 +120,11 @@ class Placement:
     return PartitionSpec(*(entry or None for entry in entries))
 
   def sharding(self, *logical_axes: str | None) -> NamedSharding:
+    """`partition` on this mesh.
+
+    Raises:
+      ValueError: as for `partition`.
+    """
     return NamedSharding(self.mesh, self.partition(*logical_axes))
 
 
@@ -124,10 +135,31 @@ def constrain(
 
   Without a placement, `x` itself. An axis that does not divide is padded by
   the compiler.
+
+  Args:
+    x: [...], at least as many axes as are named.
+    placement: where it shall lie; None is one device.
+    *logical_axes: one name, or None, for each of the leading axes.
+
+  Returns:
+    [...], the same values.
+
+  Raises:
+    ValueError: two axes are split over the same mesh axis.
   """
   if placement is None:
     return x
   return jax.lax.with_sharding_constraint(x, placement.sharding(*logical_axes))
+
+
+def constrain_rows(tree: Any, placement: Placement | None) -> Any:
+  """The same tree, the first axis of every array split as rows of a batch are.
+
+  Args:
+    tree: of arrays [B, ...].
+    placement: where the rows lie; None leaves the tree as it is.
+  """
+  return jax.tree.map(lambda x: constrain(x, placement, 'batch'), tree)
 
 
 def init_params(
@@ -184,6 +216,14 @@ def put(
 
   Without a placement it goes to the default device. A NumPy array may from now
   on be the array's own memory: nobody may write to it.
+
+  Args:
+    value: [...], the same on every process.
+    placement: where it shall lie; None is the default device.
+    *logical_axes: one name, or None, for each of the leading axes.
+
+  Returns:
+    [...], a `jax.Array`.
   """
   if placement is None:
     return jax.device_put(value)

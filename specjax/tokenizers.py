@@ -119,6 +119,11 @@ class ByteTokenizer:
   chat_template: None = dataclasses.field(default=None, init=False)
 
   def encode(self, text: str, *, add_special: bool) -> list[int]:
+    """The bytes of a text; `add_special` puts 256 before them.
+
+    Raises:
+      ValueError: the text is not valid Unicode (a lone surrogate).
+    """
     _check_text(text)
     return [self.bos_id] * add_special + list(text.encode('utf-8'))
 
@@ -129,21 +134,38 @@ class ByteTokenizer:
     skip_special: bool = False,
     is_start: bool = False,
   ) -> str:
+    """The text of some bytes; what is not UTF-8 becomes U+FFFD.
+
+    Raises:
+      ValueError: an id is not in 0..256.
+    """
     del is_start  # Nothing is ever put before a text.
     return _join(self, ids, skip_special).decode('utf-8', errors='replace')
 
   def token_bytes(self, token_id: int) -> bytes:
+    """The byte itself; 256 is spelled out.
+
+    Raises:
+      ValueError: the id is not in 0..256.
+    """
     _check_id(token_id, self.vocab_size)
     return b'<|end|>' if token_id == self.eos_id else bytes([token_id])
 
   def id_to_token(self, token_id: int) -> str:
+    """'<0x68>' for 104.
+
+    Raises:
+      ValueError: the id is not in 0..256.
+    """
     _check_id(token_id, self.vocab_size)
     return '<|end|>' if token_id == self.eos_id else f'<0x{token_id:02X}>'
 
   def is_special(self, token_id: int) -> bool:
+    """True of 256 alone."""
     return token_id == self.eos_id
 
   def content(self) -> tuple[str | None, ...]:
+    """All 257 spellings, by which vocabularies are compared."""
     return tuple(self.id_to_token(i) for i in range(self.vocab_size))
 
 
@@ -191,9 +213,15 @@ class LibraryTokenizer:
 
   @property
   def vocab_size(self) -> int:
+    """The number of ids, unused ones among them."""
     return len(self.tokens)
 
   def encode(self, text: str, *, add_special: bool) -> list[int]:
+    """Ids of a text; `add_special` adds prefix and suffix.
+
+    Raises:
+      ValueError: the text is not valid Unicode (a lone surrogate).
+    """
     _check_text(text)
     ids = self.backend.encode(text, add_special_tokens=False).ids
     if not add_special:
@@ -207,12 +235,22 @@ class LibraryTokenizer:
     skip_special: bool = False,
     is_start: bool = False,
   ) -> str:
+    """Text of some ids; bytes that are not UTF-8 become U+FFFD.
+
+    Raises:
+      ValueError: an id is outside the vocabulary.
+    """
     text = _join(self, ids, skip_special).decode('utf-8', errors='replace')
     if is_start and self.has_space_prefix:
       return text.removeprefix(' ')
     return text
 
   def token_bytes(self, token_id: int) -> bytes:
+    """The bytes that one id stands for; none for an id that is not used.
+
+    Raises:
+      ValueError: the id is outside the vocabulary.
+    """
     token = self.id_to_token(token_id)
     if not self.is_byte_level:
       byte = re.fullmatch('<0x([0-9A-F]{2})>', token)
@@ -225,13 +263,20 @@ class LibraryTokenizer:
     return bytes(table[c] for c in token)
 
   def id_to_token(self, token_id: int) -> str:
+    """The spelling of one id; '' where an id is not used.
+
+    Raises:
+      ValueError: the id is outside the vocabulary.
+    """
     _check_id(token_id, self.vocab_size)
     return self.tokens[token_id] or ''
 
   def is_special(self, token_id: int) -> bool:
+    """Whether the id is a control token and no text."""
     return token_id in self.special_ids
 
   def content(self) -> tuple[str | None, ...]:
+    """Every id's spelling, by which vocabularies are compared."""
     return self.tokens
 
 

@@ -1,0 +1,1 @@
+"""Papers, one file each: what was claimed, what was expected, what was got."""

@@ -44,6 +44,19 @@ class Finding:
   is_headline: bool = False
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+  """What a run on models found.
+
+  Attributes:
+    findings: claims.
+    rows: by name, for a table; numbers, texts, and (value, low, high).
+  """
+
+  findings: Sequence[Finding]
+  rows: Sequence[dict[str, Any]] = ()
+
+
 def close(name: str, expected: Any, got: Any, within: float, **rest) -> Finding:
   """A claim of numbers that agree within an absolute tolerance."""
   expected, got = np.asarray(expected, float), np.asarray(got, float)
@@ -117,14 +130,14 @@ FLAG_GROUPS = (('Reproduction', define_flags),)
 
 def run(
   name: str,
-  reproduce: Callable[[bool], Sequence[Finding]],
+  reproduce: Callable[[bool], Sequence[Finding] | Measured],
   values: flags.FlagValues,
 ) -> int:
   """Reproduces, prints what was found, and writes --json_out.
 
   Args:
     name: of the script, without its ending.
-    reproduce: takes `quick`.
+    reproduce: takes `quick`; what was measured has level 'measured'.
     values: of the flags above.
 
   Returns:
@@ -134,7 +147,9 @@ def run(
     common.check_writable(values.json_out)
   clock = time.perf_counter()
   with common.Progress(f'reproducing {name}'):
-    findings = list(reproduce(values.quick))
+    found = reproduce(values.quick)
+  is_measured = isinstance(found, Measured)
+  findings = list(found.findings if is_measured else found)
   for finding in findings:
     print(line(dataclasses.asdict(finding)))
   result = {
@@ -142,8 +157,9 @@ def run(
     'config': {'quick': values.quick},
     'environment': common.environment(),
     'seconds': time.perf_counter() - clock,
-    'level': 'exact',
+    'level': 'measured' if is_measured else 'exact',
     'findings': findings,
+    'rows': found.rows if is_measured else (),
     'passed': all(finding.holds is not False for finding in findings),
   }
   if values.json_out is not None:
@@ -180,7 +196,8 @@ def got_text(result: dict[str, Any]) -> str:
   parts = [
     f'{f["name"]}: {number(f["got"])}' for f in findings if f['is_headline']
   ]
-  parts.append(f'{sum(f["holds"] for f in asserted)} of {len(asserted)} hold')
+  if asserted:
+    parts.append(f'{sum(f["holds"] for f in asserted)} of {len(asserted)} hold')
   if num_shown:
     parts.append(f'{num_shown} shown, not asserted')
   return '; '.join(parts)

@@ -3,6 +3,8 @@ r"""Writes experiments/README.md from the stored results of all reproductions.
   python experiments/reproduce/leviathan.py \
     --json_out=experiments/reproduce/stored/leviathan.json
   python experiments/reproduce/table.py
+
+A measured one needs --models=DIR --prompts=DIR as well.
 """
 
 import importlib
@@ -28,6 +30,14 @@ NAMES = (
   'deepseek_mtp',
   'ssd',
 )
+# On models; a full run takes minutes, and weights and prompts from elsewhere.
+MEASURED = (
+  'acceptance',
+  'prompt_lookup',
+  'early_exit',
+  'other_vocabulary',
+  'predicted_time',
+)
 _HEAD = """# Experiments
 
 Scripts; `--help` lists the flags of each. The results below are stored in
@@ -41,10 +51,24 @@ claimed, in whose letters, what was expected and got, and what differs. Level
 *exact*: what follows from printed numbers, from a formula, or for a toy whose
 law can be listed is asserted, and a run fails where it does not hold; a printed
 number that does not follow from what is printed is shown beside ours in the
-result file. With `--quick` each takes seconds.
+result file. Level *measured*: runs of published models on prompts, too few of
+them for more than the direction of an effect; `--models` names a folder with
+the GGUF files, `--prompts` one with `humaneval.jsonl`, `gsm8k.jsonl` and
+`spec_bench.jsonl`. With `--quick` each takes seconds (a measured one then runs
+the demo pair).
 
 | paper | command | expected | got | level | last good commit |
 | --- | --- | --- | --- | --- | --- |
+"""
+_MEASURED_HEAD = """
+## What was measured
+
+Every definition of acceptance side by side; in brackets where 95 % of resampled
+prompts lie. `tokens_per_step` counts correction and bonus; `alpha_tested` is
+accepted over tested drafts, `draft_acceptance_rate` over all of them;
+`expected_acceptance` is the mean of sum min(p, q) at tested drafts, `alpha_tv`
+at every token; `alpha_of_tau` would yield as many tokens a step if drafts were
+accepted independently.
 """
 
 
@@ -75,7 +99,28 @@ def row(name: str, result: dict[str, Any]) -> str:
 
 def text() -> str:
   """The whole file."""
-  return _HEAD + ''.join(row(name, load_result(name)) for name in NAMES)
+  names = (*NAMES, *MEASURED)
+  results = {name: load_result(name) for name in names}
+  lines = [row(name, result) for name, result in results.items()]
+  tables = [
+    f'\n### {name}\n\n{markdown(results[name]["rows"])}' for name in MEASURED
+  ]
+  return ''.join([_HEAD, *lines, _MEASURED_HEAD, *tables])
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+  """Rows of a measured result; an interval stands behind its value."""
+
+  def cell(value: Any) -> str:
+    if isinstance(value, list):
+      value, low, high = (f'{x:.3f}' for x in value)
+      return f'{value} ({low} to {high})'
+    return record.number(value)
+
+  names = list(rows[0])
+  lines = [names, ['---'] * len(names)]
+  lines += [[cell(row[name]) for name in names] for row in rows]
+  return ''.join('| ' + ' | '.join(line) + ' |\n' for line in lines)
 
 
 def main(values) -> None:

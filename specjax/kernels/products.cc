@@ -6,7 +6,7 @@
 // A tile is R rows times C channels of sums in registers:
 //
 //   for each block of channels             (a piece stays in the second cache)
-//     for each piece of inputs             (its rows stay in the first cache)
+//     for each piece of inputs             (with AVX-512 all of them)
 //       for each group of R rows
 //         for each C channels
 //           sums of one register of inputs at a time; added to y when the

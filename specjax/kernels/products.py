@@ -112,7 +112,7 @@ def int8_product(x_MI: Array, weight_OI: Array) -> Array:
 
 
 def pure_int8_product(x_MI: Array, weight_OI: Array) -> Array:
-  """What `int8_product` computes, left to XLA."""
+  """What `int8_product` computes, int32 [M, O], left to XLA."""
   return _dot(x_MI, weight_OI, jnp.int32)
 
 
@@ -142,7 +142,7 @@ def bfloat16_product(x_MI: Array, weight_OI: Array) -> Array:
 
 
 def pure_bfloat16_product(x_MI: Array, weight_OI: Array) -> Array:
-  """What `bfloat16_product` computes, left to XLA and its order."""
+  """What `bfloat16_product` computes, float32 [M, O], in XLA's order."""
   return _dot(x_MI, weight_OI, jnp.float32)
 
 

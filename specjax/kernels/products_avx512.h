@@ -24,8 +24,7 @@ template <>
 struct Vectors<Int8> {
   using Inputs = __m512i;
   using Sums = __m512i;
-  static constexpr int64_t kInputs = 64;   // Of one register.
-  static constexpr int64_t kPiece = 4096;  // As far as a page goes.
+  static constexpr int64_t kInputs = 64;  // Of one register.
 };
 
 template <>
@@ -33,7 +32,6 @@ struct Vectors<Bfloat16> {
   using Inputs = __m512bh;
   using Sums = __m512;
   static constexpr int64_t kInputs = 32;
-  static constexpr int64_t kPiece = 2048;
 };
 
 template <typename T>
@@ -123,21 +121,14 @@ AVX512_INLINE void AddStep(const typename T::Narrow* x,
   }
 }
 
-// Which part of a matrix is gone through: the channels begin..end, the inputs
-// start..start + n, and where a channel's last input is followed by the next
-// one to read.
-struct Part {
-  int64_t begin, end, start, n, skip;
-};
-
 // R rows from m times C channels from o.
 template <typename T, int R, int C>
-AVX512 void Tile(const Product<T>& p, const Part& part, int64_t m, int64_t o) {
+AVX512 void Tile(const Product<T>& p, int64_t m, int64_t o) {
   constexpr int64_t kInputs = Vectors<T>::kInputs;
-  constexpr int64_t kAhead = 32 * kInputs;  // 2 KB.
-  const int64_t n = part.n;
-  const typename T::Narrow* x = p.x + m * p.i + part.start;
-  const typename T::Narrow* weight = p.weight + o * p.i + part.start;
+  constexpr int64_t kAhead = 128 * kInputs;  // 8 KB.
+  const int64_t n = p.i;
+  const typename T::Narrow* x = p.x + m * p.i;
+  const typename T::Narrow* weight = p.weight + o * p.i;
   // Two sums, of every other step: each waits for its last addition.
   typename Vectors<T>::Sums even[R][C], odd[R][C];
 #pragma GCC unroll 8
@@ -152,11 +143,13 @@ AVX512 void Tile(const Product<T>& p, const Part& part, int64_t m, int64_t o) {
   for (; k + 2 * kInputs <= n; k += 2 * kInputs) {
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-      // What is read soon. Beyond the matrix this does nothing.
+      // What is read soon, into the second cache: the first one keeps too few
+      // misses under way. Behind a channel's end the next tile's channel is
+      // read. Beyond the matrix this does nothing.
       const typename T::Narrow* soon = weight + c * p.i + k + kAhead;
-      if (k + kAhead >= n) soon += part.skip;
-      _mm_prefetch(soon, _MM_HINT_T0);
-      _mm_prefetch(soon + kInputs, _MM_HINT_T0);
+      if (k + kAhead >= n) soon += (C - 1) * p.i;
+      _mm_prefetch(soon, _MM_HINT_T1);
+      _mm_prefetch(soon + kInputs, _MM_HINT_T1);
     }
     AddStep<T, R, C>(x + k, weight + k, p.i, kInputs, even);
     AddStep<T, R, C>(x + k + kInputs, weight + k + kInputs, p.i, kInputs, odd);
@@ -172,52 +165,41 @@ AVX512 void Tile(const Product<T>& p, const Part& part, int64_t m, int64_t o) {
     for (int c = 0; c < C; ++c) {
       typename T::Sum* y = p.y + (m + r) * p.o + o + c;
       const auto sum = Total(Add(even[r][c], odd[r][c]));
-      *y = (part.start == 0 ? p.first[m + r] : *y) + sum;
+      *y = p.first[m + r] + sum;
     }
   }
 }
 
 template <typename T, int R, int C>
-AVX512 void Group(const Product<T>& p, const Part& part, int64_t m) {
-  int64_t o = part.begin;
-  for (; o + C <= part.end; o += C) Tile<T, R, C>(p, part, m, o);
-  for (; o < part.end; ++o) Tile<T, R, 1>(p, part, m, o);
+AVX512 void Group(const Product<T>& p, int64_t m, int64_t begin, int64_t end) {
+  int64_t o = begin;
+  for (; o + C <= end; o += C) Tile<T, R, C>(p, m, o);
+  for (; o < end; ++o) Tile<T, R, 1>(p, m, o);
 }
 
 template <typename T, int C, int... R>
-void RunGroups(const Product<T>& p, const Part& part,
+void RunGroups(const Product<T>& p, int64_t begin, int64_t end,
                std::integer_sequence<int, R...>) {
-  using GroupOf = void (*)(const Product<T>&, const Part&, int64_t);
+  using GroupOf = void (*)(const Product<T>&, int64_t, int64_t, int64_t);
   static constexpr GroupOf kGroups[] = {Group<T, R + 1, C>...};
   ForGroups(p.m, sizeof...(R), [&](int64_t m, int64_t rows) {
-    kGroups[rows - 1](p, part, m);
+    kGroups[rows - 1](p, m, begin, end);
   });
 }
 
-// Read in order, memory is about twice as fast as in pieces. So channels follow
-// one another where all of their inputs make one piece, and for a single row,
-// whose inputs stay in the cache anyway. Otherwise the next of a channel's
-// pieces is far away, and two channels at once read each row half as often.
+// Memory is read in order, one channel after the other. Where the rows do not
+// fit the first cache, two channels at once read each row half as often.
 template <typename T>
 void Run(const Product<T>& p, int64_t begin, int64_t end) {
-  constexpr int64_t kPiece = Vectors<T>::kPiece;
-  const bool in_order = p.i <= kPiece || p.m == 1;
-  // Pieces of about one size.
-  const int64_t num_pieces = (p.i + kPiece - 1) / kPiece;
-  const int64_t piece = RoundUp((p.i + num_pieces - 1) / num_pieces,
-                                2 * Vectors<T>::kInputs);
-  const int64_t block = p.m == 1 ? 1 : kBlock;
-  for (int64_t o = begin; o < end; o += block) {
-    const int64_t last = std::min(o + block, end);
-    for (int64_t start = 0; start < p.i; start += piece) {
-      const int64_t n = std::min(piece, p.i - start);
-      if (in_order) {
-        RunGroups<T, 1>(p, {o, last, start, n, 0},
-                        std::make_integer_sequence<int, 8>());
-      } else {
-        RunGroups<T, 2>(p, {o, last, start, n, 2 * p.i - n},
-                        std::make_integer_sequence<int, 6>());
-      }
+  constexpr int64_t kFit = 24 << 10;
+  const int64_t num_bytes = p.m * p.i * sizeof(typename T::Narrow);
+  const bool is_single = p.m == 1 || num_bytes <= kFit;
+  for (int64_t o = begin; o < end; o += kBlock) {
+    const int64_t last = std::min(o + kBlock, end);
+    if (is_single) {
+      RunGroups<T, 1>(p, o, last, std::make_integer_sequence<int, 8>());
+    } else {
+      RunGroups<T, 2>(p, o, last, std::make_integer_sequence<int, 6>());
     }
   }
 }

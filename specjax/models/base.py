@@ -42,12 +42,10 @@ class Chunk(NamedTuple):
 
   Attributes:
     start: int32 [], the index of its first token.
-    num_tokens_B: int32 [B], how many of its T tokens are real.
-    hidden: their hiddens.
+    hidden: of its T tokens; those behind a row's own are junk.
   """
 
   start: Array
-  num_tokens_B: Array
   hidden: Hidden
 
 
@@ -125,7 +123,7 @@ class LanguageModel(Protocol):
     ...
 
   def final_norm(self, params: Params, last_BTD: Array) -> Array:
-    """The last norm, for heads that read the hidden after it."""
+    """The last norm, for heads that read the hidden after it, [B, T, D]."""
     ...
 
   def unembed(self, params: Params, last_BTD: Array) -> Array:
@@ -163,6 +161,7 @@ class KVCache:
 
   @property
   def num_slots(self) -> int:
+    """S, the entries that a row has room for."""
     return slots_lib.num_slots(self.k[0])
 
 
@@ -394,7 +393,7 @@ def fold_prompts(
     hidden, cache = model.apply(
       params, chunk_BT, cache, num_tokens_B=num_tokens_B, capture=capture
     )
-    carry = fold(carry, Chunk(start, num_tokens_B, hidden))
+    carry = fold(carry, Chunk(start, hidden))
     return start + chunk, cache, carry
 
   loop = jax.lax.while_loop(more, feed, (jnp.int32(0), cache, carry))

@@ -18,6 +18,17 @@ def _pin(model: 'Transformer', x: Array, *logical_axes: str | None) -> Array:
 
 
 def norm(model: 'Transformer', params, name: str, x: Array) -> Array:
+  """`layers.rms_norm` with the model's epsilon.
+
+  Args:
+    model: what the block belongs to.
+    params: has the scale [D] under `name`, float32.
+    name: of the scale.
+    x: [B, T, ..., D].
+
+  Returns:
+    The shape and dtype of `x`.
+  """
   return layers.rms_norm(
     x, params[name], model.norm_eps, is_local=model.placement is None
   )
@@ -26,6 +37,19 @@ def norm(model: 'Transformer', params, name: str, x: Array) -> Array:
 def dense(
   model: 'Transformer', params, name: str, x_BTI: Array, dtype=None
 ) -> Array:
+  """`layers.dense` where the model lies.
+
+  Args:
+    model: what the block belongs to.
+    params: has the weight [O, I] under `name`, and the bias [O], if there is
+      one, under `name` and '_bias'.
+    name: of the weight.
+    x_BTI: [B, T, I].
+    dtype: of the result; None is that of `x_BTI`.
+
+  Returns:
+    [B, T, O].
+  """
   return layers.dense(
     x_BTI,
     params[name],
@@ -45,7 +69,22 @@ def attend(
   past,
   side_BTX: Array | None,
 ) -> tuple[Array, Memory]:
-  """The block's first half: what it adds, and the memory with its entries."""
+  """The block's first half: what it adds, and the memory with its entries.
+
+  Args:
+    model: what the block belongs to.
+    params: of this layer.
+    x_BTD: the stream before it, [B, T, D], the model's dtype.
+    own: the layer's keys and values, with room for the new ones.
+    slot_BT: int32 [B, T], where they are written; S drops them.
+    angles: cosine and sine, see `Rope.angles`.
+    past: memories that are only read, seen before `own`.
+    side_BTX: [B, T, side_dim], what attention reads before the stream; None
+      where the model has no such width.
+
+  Returns:
+    [B, T, D], and `own` with the new entries.
+  """
   b, t, _ = x_BTD.shape
   if model.input_norm:
     x_BTD = norm(model, params, 'attn_norm', x_BTD)
@@ -80,7 +119,18 @@ def attend(
 
 
 def feed_forward(model: 'Transformer', params, x_BTD: Array) -> Array:
-  """The block's second half: what it adds."""
+  """The block's second half: what it adds.
+
+    down(act(gate(x)) * up(x)),  x = norm(stream)
+
+  Args:
+    model: what the block belongs to.
+    params: of this layer.
+    x_BTD: the stream behind the first half, [B, T, D], the model's dtype.
+
+  Returns:
+    [B, T, D].
+  """
   x_BTD = norm(model, params, 'ffn_norm', x_BTD)
   act = layers.ACTIVATIONS[model.activation]
   if model.is_fused:

@@ -205,6 +205,9 @@ def stop_ids_from_hf(
   `eos_token_id` may be one id or a list; generation_config.json wins over
   config.json, because published chat models name all their stop ids there.
 
+  Raises:
+    ValueError: `eos_token_id` is neither an id nor a list of them.
+
   >>> stop_ids_from_hf({'eos_token_id': 2}, {'eos_token_id': [5, 7, 2]})
   (5, 7, 2)
   """
@@ -227,7 +230,11 @@ def stop_ids_from_hf(
 
 
 def text_config(config: Config) -> Config:
-  """The part that describes the language model."""
+  """The part that describes the language model.
+
+  Raises:
+    ValueError: a multimodal config has no `text_config`.
+  """
   if config.get('model_type') not in _MULTIMODAL:
     return config
   inner = config.get('text_config')

@@ -34,6 +34,16 @@ def product(
 
   XLA:CPU has no fast kernel for products with one narrow row: two rows of
   bfloat16 take a tenth of the time of one, so there the row is repeated.
+
+  Args:
+    x: [..., M, I], as `dimension_numbers` want it.
+    weight: [..., O, I], likewise.
+    dimension_numbers: of `lax.dot_general`.
+    num_rows: M, over all that is multiplied by one weight.
+    dtype: of the sums and of the result.
+
+  Returns:
+    [..., M, O].
   """
 
   def product(x: Array, weight: Array) -> Array:
@@ -76,7 +86,12 @@ def _rows(table: Array, tokens_BT: Array) -> Array:
 
 @jax.custom_jvp
 def _bfloat16_rows(table_VD: Array, tokens_BT: Array) -> Array:
-  """`_rows` of the table's bits: for numbers XLA:CPU would widen all of it."""
+  """`_rows` of the table's bits: for numbers XLA:CPU would widen all of it.
+
+  The barrier ties the bits to the tokens. Without it they are taken out of the
+  loop that decodes, and so are a second table.
+  """
+  table_VD, tokens_BT = lax.optimization_barrier((table_VD, tokens_BT))
   bits_BTD = _rows(lax.bitcast_convert_type(table_VD, jnp.uint16), tokens_BT)
   return lax.bitcast_convert_type(bits_BTD, jnp.bfloat16)
 

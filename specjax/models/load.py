@@ -3,10 +3,9 @@
 import dataclasses
 import os
 import pathlib
-import shutil
 from typing import Any
 
-from specjax import gguf_tokenizer, tokenizer_files, tokenizers
+from specjax import atomic, gguf_tokenizer, tokenizer_files, tokenizers
 from specjax.mesh import View, place
 from specjax.models.base import LanguageModel
 from specjax.models.checkpoints import base as checkpoints
@@ -60,19 +59,43 @@ def load(
     ValueError: one sentence on what is wrong with the name or the files.
   """
   check_scheme('quantize', quantize)
+  path = _find(name)
+  if path.is_dir():
+    return _load_folder(name, path, dtype, quantize, view)
+  return _load_gguf(name, path, dtype, quantize, view)
+
+
+def load_tokenizer(name: str) -> tokenizers.Tokenizer:
+  """The tokenizer of a model by name, without the model.
+
+  Args:
+    name: as for `load`.
+
+  Raises:
+    ValueError: one sentence on what is wrong with the name or the files.
+
+  >>> load_tokenizer('demo:target').encode('hi', add_special=True)
+  [256, 104, 105]
+  """
+  path = _find(name)
+  if path.is_dir():
+    return tokenizer_files.read_tokenizer(path)
+  return gguf_tokenizer.from_gguf(gguf.read_metadata(path))
+
+
+def _find(name: str) -> pathlib.Path:
+  """The file or folder of a model."""
   if name.startswith('demo:'):
-    return _load_folder(name, demo_folder(name), dtype, quantize, view)
+    return demo_folder(name)
   if name.startswith('hf:'):
-    return _load_folder(name, _download(name), dtype, quantize, view)
+    return _download(name)
   path = pathlib.Path(name)
   if not path.exists():
     raise ValueError(
       f'no such model {name!r}: allowed are demo:target, demo:draft, a .gguf '
       'file, a folder, or hf:ORG/NAME.'
     )
-  if path.is_dir():
-    return _load_folder(name, path, dtype, quantize, view)
-  return _load_gguf(name, path, dtype, quantize, view)
+  return path
 
 
 def demo_folder(
@@ -194,8 +217,7 @@ def save(path: str | os.PathLike, loaded: Loaded):
   orbax.check_free(path)
   if loaded.config is None:
     raise ValueError(f'{loaded.name} is built in code and cannot be saved.')
-  unfinished = path.with_name(f'.{path.name}.{os.getpid()}.unfinished')
-  try:
+  with atomic.replacing(path) as unfinished:
     orbax.save(
       unfinished,
       loaded.config,
@@ -205,7 +227,3 @@ def save(path: str | os.PathLike, loaded: Loaded):
       quantize=loaded.model.quantize,
     )
     tokenizer_files.save_tokenizer(unfinished, loaded.tokenizer)
-    os.replace(unfinished, path)
-  except BaseException:
-    shutil.rmtree(unfinished, ignore_errors=True)
-    raise

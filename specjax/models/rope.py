@@ -26,6 +26,9 @@ class Rope:
       `original_context / high_freq_factor`.
     original_context: the context the model had before it was stretched.
 
+  Raises:
+    ValueError: naming the setting, the rule and the value.
+
   Source: Su et al., RoFormer, arXiv:2104.09864; the 'llama3' blend as in
     Meta's Llama 3.1 reference code.
   """

@@ -89,7 +89,13 @@ def read(slots: Slots, dtype: Any) -> Array:
 
 
 def block(slots: Slots, start: Array, size: int) -> Slots:
-  """`size` slots from `start` on, which must fit."""
+  """`size` slots from `start` on, which must fit.
+
+  Args:
+    slots: [B, G, S, C].
+    start: int32 []; beyond S - size it is moved back.
+    size: static.
+  """
   return jax.tree.map(
     lambda x: lax.dynamic_slice_in_dim(x, start, size, axis=2), slots
   )

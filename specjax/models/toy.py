@@ -26,7 +26,15 @@ def checksum(token_BS: Array, position_BS: Array, visible_BTS: Array) -> Array:
 
 
 def hash_pair(token: Array, position: Array) -> Array:
-  """What one (token, position) adds to a checksum, uint32."""
+  """What one (token, position) adds to a checksum.
+
+  Args:
+    token: integers [...].
+    position: integers [...].
+
+  Returns:
+    uint32 [...].
+  """
   h = token.astype(jnp.uint32) * jnp.uint32(_TOKEN)
   h += position.astype(jnp.uint32) * jnp.uint32(_POSITION)
   h = (h ^ (h >> 15)) * jnp.uint32(_MIX)
@@ -71,6 +79,7 @@ class ToyModel:
   has_independent_rows = False  # Nobody has looked.
 
   def param_specs(self) -> dict[str, sharding.ParamSpec]:
+    """{'table': float32 [table_size, V]}."""
     return {
       'table': sharding.ParamSpec(
         shape=(self.table_size, self.vocab_size),
@@ -80,6 +89,7 @@ class ToyModel:
     }
 
   def init(self, key: Key) -> Params:
+    """A table of normal logits with standard deviation `sharpness`."""
     params = sharding.init_params(self.param_specs(), key, self.placement)
     scale = self.sharpness * self.vocab_size**0.5
     return {'table': params['table'] * scale}
@@ -87,6 +97,7 @@ class ToyModel:
   def init_cache(
     self, batch_size: int, num_slots: int, max_rewind: int
   ) -> base.KVCache:
+    """`LanguageModel.init_cache`: int32, [B, 1, S, 1] on either side."""
     del max_rewind
     return base.init_kv_cache(
       num_layers=1,
@@ -109,6 +120,11 @@ class ToyModel:
     mask_BTT: Array | None = None,
     capture: tuple[int, ...] = (),
   ) -> tuple[base.Hidden, base.KVCache]:
+    """`LanguageModel.apply`; the hidden is [B, T, 1], the number of a row.
+
+    Raises:
+      ValueError: `capture` names another layer than 1.
+    """
     del params
     if capture not in ((), (1,)):
       raise ValueError(
@@ -135,10 +151,12 @@ class ToyModel:
     return hidden, base.pin_cache(cache, self.placement)
 
   def final_norm(self, params: Params, last_BTD: Array) -> Array:
+    """As it is, [B, T, 1]: there is no norm."""
     del params
     return last_BTD
 
   def unembed(self, params: Params, last_BTD: Array) -> Array:
+    """float32 [B, T, V]: the rows of the table that the hiddens name."""
     logits_BTV = params['table'][last_BTD[:, :, 0].astype(jnp.int32)]
     return constrain(logits_BTV, self.placement, 'batch', None, 'vocab')
 
@@ -149,4 +167,5 @@ class ToyModel:
     path_BM: Array | None,
     num_B: Array,
   ) -> base.KVCache:
+    """`LanguageModel.keep`; a window is a mask, so nothing is lost."""
     return base.keep_kv(cache, start_B, path_BM, num_B, self.placement)

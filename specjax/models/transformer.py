@@ -72,6 +72,9 @@ class Transformer:
     quantize: 'int8' if every matrix is a `quantize.Int8Weight`, else 'none'.
     placement: where it lies; None is one device.
     is_fused: q, k, v and gate, up are one matrix each (`fused.fuse`).
+
+  Raises:
+    ValueError: naming the setting, the rule and the value.
   """
 
   vocab_size: int
@@ -153,6 +156,7 @@ class Transformer:
 
   @property
   def num_layers(self) -> int:
+    """How many blocks there are."""
     return len(self.windows)
 
   @property
@@ -217,7 +221,12 @@ class Transformer:
     mask_BTT: Array | None = None,
     capture: tuple[int, ...] = (),
   ) -> tuple[base.Hidden, base.KVCache]:
-    """`LanguageModel.apply`; layer 0 of `capture` is the scaled embedding."""
+    """`LanguageModel.apply`; layer 0 of `capture` is the scaled embedding.
+
+    Raises:
+      ValueError: at trace time, if a shape does not fit, or `capture` names a
+        layer that is not there.
+    """
     b = cache.length_B.shape[0]
     check_shape('tokens_BT', tokens_BT, (b, 'T'))
     num_new = tokens_BT.shape[1]
@@ -268,6 +277,9 @@ class Transformer:
 
     Returns:
       The stream behind the last layer, and the cache.
+
+    Raises:
+      ValueError: at trace time, if the stream has another shape.
     """
     check_shape('x_BTD', x_BTD, (cache.length_B.shape[0], 'T', self.embed_dim))
     streams, cache = self._append(
@@ -342,6 +354,9 @@ class Transformer:
 
     Returns:
       The hiddens, and `side` with T entries more.
+
+    Raises:
+      ValueError: at trace time, if `tokens_BT` has another number of rows.
     """
     check_shape('tokens_BT', tokens_BT, (cache.length_B.shape[0], 'T'))
     num_new = tokens_BT.shape[1]
@@ -439,7 +454,7 @@ class Transformer:
     return self._pin(x_BTD, 'batch')
 
   def final_norm(self, params: Params, last_BTD: Array) -> Array:
-    """The last norm, for heads that read the hidden after it."""
+    """The last norm, for heads that read the hidden after it, [B, T, D]."""
     return block.norm(self, params, 'final_norm', last_BTD)
 
   def unembed(self, params: Params, last_BTD: Array) -> Array:
@@ -447,7 +462,7 @@ class Transformer:
     return self.logits(params, self.final_norm(params, last_BTD))
 
   def logits(self, params: Params, normed_BTD: Array) -> Array:
-    """`unembed` of what has been through the final norm."""
+    """`unembed` of what has been through the final norm, float32 [B, T, V]."""
     head = 'embed' if self.tied else 'head'
     logits_BTV = block.dense(self, params, head, normed_BTD, dtype=jnp.float32)
     # Rows beyond the true ids exist to round the size; they name no token.

@@ -67,6 +67,9 @@ class Translated:
     max_ids: R, own ids per foreign token; of longer ones the last R are fed.
     slots_per_token: slots of the own cache for each foreign token; a text that
       needs more is cut off for the draft, which then guesses worse.
+
+  Raises:
+    ValueError: a number is below 1.
   """
 
   model: base.LanguageModel
@@ -87,9 +90,11 @@ class Translated:
 
   @property
   def placement(self) -> Placement | None:
+    """The model's own."""
     return self.model.placement
 
   def param_specs(self) -> dict[str, Any]:
+    """{'model', 'to_draft', 'spelled', 'num_ids'}, see the top of this file."""
     table = lambda *shape: ParamSpec(
       shape=shape,
       dtype=jnp.int32,
@@ -119,6 +124,7 @@ class Translated:
   def init_cache(
     self, batch_size: int, num_slots: int, max_rewind: int
   ) -> TranslatedCache:
+    """`LanguageModel.init_cache`, S and `max_rewind` in foreign tokens."""
     own = self.model.init_cache(
       batch_size,
       num_slots * self.slots_per_token + self.max_ids,
@@ -209,6 +215,7 @@ class Translated:
     return base.Hidden(last_BTD=last_BTD), self._pin(cache)
 
   def final_norm(self, params: Params, last_BTD: Array) -> Array:
+    """The model's own, [B, T, D]."""
     return self.model.final_norm(params['model'], last_BTD)
 
   def unembed(self, params: Params, last_BTD: Array) -> Array:

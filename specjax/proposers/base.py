@@ -155,23 +155,30 @@ class FeatureProposer(Proposer, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Nothing:
-  """Proposes nothing: plain decoding in the same loop, K = 0."""
+  """Proposes nothing: plain decoding in the same loop, K = 0.
+
+  Lossless: every token is the target's own draw.
+  Source: none needed; with Leviathan et al. (arXiv:2211.17192), gamma = 0.
+  """
 
   num_draft_tokens = 0
   target_features = ()
 
   def init(self, params, target, tokens_BL, length_B, num_slots) -> State:
+    """Nothing to carry: ()."""
     del params, target, tokens_BL, length_B, num_slots
     return ()
 
   def propose(
     self, params, keys_BK, state, target, tokens_BL, length_B, sampling
   ) -> tuple[Proposal, State]:
+    """No drafts, [B, 0]."""
     del params, keys_BK, target, sampling
     no_draft_BK = jnp.zeros((tokens_BL.shape[0], 0), jnp.int32)
     return Proposal(no_draft_BK, None, jnp.zeros_like(length_B)), state
 
   def observe(self, params, state, outcome) -> State:
+    """Nothing to learn."""
     del params, outcome
     return state
 

@@ -5,7 +5,6 @@ import functools
 from typing import Any
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 
 from specjax import sampling as sampling_lib
@@ -20,7 +19,7 @@ from specjax.proposers.drafting import Laws, draw_chain
 from specjax.proposers.stopping import Fixed, StoppingRule
 from specjax.sampling import Sampling
 from specjax.shapes import Array, Key, Params
-from specjax.sharding import constrain
+from specjax.sharding import constrain_rows
 
 
 @flax.struct.dataclass
@@ -52,11 +51,18 @@ class DraftModel:
   A row whose text has reached the model's context gets no more drafts; the
   row itself goes on.
 
+  Lossless: drafts are drawn from the laws that are reported.
+  Source: Leviathan et al., arXiv:2211.17192, Algorithm 1; Chen et al.,
+    arXiv:2302.01318, Algorithm 2.
+
   Attributes:
     model: the draft, any `LanguageModel`.
     num_draft_tokens: K, 1..64.
     stop: ends a row's drafts before K.
     prefill_chunk: prompt tokens per pass.
+
+  Raises:
+    ValueError: K is out of range.
   """
 
   model: models.LanguageModel
@@ -111,9 +117,9 @@ class DraftModel:
     fresh_B2 = jnp.take_along_axis(tokens_BL, index_B2, axis=1)
     # The rows may be split over fewer devices than the target's are. Pinned
     # here, it is their ids that are gathered, and not the activations.
-    pin = lambda x: constrain(x, self.model.placement, 'batch')
-    keys_BK, fresh_B2, absorbed_B, length_B, room_B, sampling = jax.tree.map(
-      pin, (keys_BK, fresh_B2, absorbed_B, length_B, target.room_B, sampling)
+    keys_BK, fresh_B2, absorbed_B, length_B, room_B, sampling = constrain_rows(
+      (keys_BK, fresh_B2, absorbed_B, length_B, target.room_B, sampling),
+      self.model.placement,
     )
     # A draft that is past its context falls silent.
     context_B = jnp.maximum(self.model.context_length - length_B, 0)
@@ -128,11 +134,13 @@ class DraftModel:
     last_B1 = (num_fresh_B - 1)[:, None]
     pending_B1 = jnp.take_along_axis(fresh_B2, last_B1, axis=1)
     last_B1D = jnp.take_along_axis(hidden.last_BTD, last_B1[..., None], axis=1)
-    counts = None
-    if sampling.has_penalties:
-      counts = sampling_lib.count_committed(
-        tokens_BL, length_B, target.prompt_length_B, self.model.vocab_size
-      )
+    counts = sampling_lib.penalty_counts(
+      sampling,
+      tokens_BL,
+      length_B,
+      target.prompt_length_B,
+      self.model.vocab_size,
+    )
 
     def feed(draft_B1, cache):
       hidden, cache = self.model.apply(params['proposer'], draft_B1, cache)
@@ -162,5 +170,4 @@ class DraftModel:
     """For the rule alone: `propose` goes back by the row's length."""
     del params
     stop = self.stop.observe(state.stop, outcome)
-    pin = lambda x: constrain(x, self.model.placement, 'batch')
-    return state.replace(stop=jax.tree.map(pin, stop))
+    return state.replace(stop=constrain_rows(stop, self.model.placement))

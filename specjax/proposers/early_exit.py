@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from specjax import sampling as sampling_lib
@@ -20,7 +19,7 @@ from specjax.proposers.drafting import Laws, draw_chain
 from specjax.proposers.stopping import Fixed, StoppingRule
 from specjax.sampling import Sampling
 from specjax.shapes import Array, Key, Params
-from specjax.sharding import constrain
+from specjax.sharding import constrain_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +50,9 @@ class EarlyExit:
     exit_layer: E, at least 1 and below the number of layers.
     num_draft_tokens: K, 1..64.
     stop: ends a row's drafts before K.
+
+  Raises:
+    ValueError: the model is no transformer, or a number is out of range.
   """
 
   model: Transformer
@@ -123,11 +125,9 @@ class EarlyExit:
     side = draft.init_cache(tokens_BL.shape[0], num_slots=k, max_rewind=0)
     pending_B1 = jnp.take_along_axis(tokens_BL, (length_B - 1)[:, None], axis=1)
     most_B = self.stop.most(state, k)
-    counts = None
-    if sampling.has_penalties:
-      counts = sampling_lib.count_committed(
-        tokens_BL, length_B, target.prompt_length_B, draft.vocab_size
-      )
+    counts = sampling_lib.penalty_counts(
+      sampling, tokens_BL, length_B, target.prompt_length_B, draft.vocab_size
+    )
     proposal, _ = draw_chain(
       Laws(
         functools.partial(draft.unembed, draft_params),
@@ -149,5 +149,6 @@ class EarlyExit:
   def observe(self, params: Params, state: Any, outcome: Outcome) -> Any:
     """For the rule alone: the drafts' cache is gone."""
     del params
-    pin = lambda x: constrain(x, self.model.placement, 'batch')
-    return jax.tree.map(pin, self.stop.observe(state, outcome))
+    return constrain_rows(
+      self.stop.observe(state, outcome), self.model.placement
+    )

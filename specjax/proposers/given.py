@@ -36,12 +36,17 @@ class Given:
   """Proposes what lies in its state, once.
 
   A host that drafts puts an `Offer` into `DecodeState.proposer_state` between
-  two steps, `run(max_steps=1)`, as `text_drafts.TextDrafter` does. The drafts
-  are not drawn, so q is one-hot, and every rule keeps its law, whatever they
-  are.
+  two steps, `run(max_steps=1)`, as `text_drafts.TextDrafter` does.
+
+  Lossless: the drafts are not drawn, so q is one-hot, and every rule keeps its
+  law, whatever they are.
+  Source: none; the door for drafts that are made on the host.
 
   Attributes:
     num_draft_tokens: K, 1..64.
+
+  Raises:
+    ValueError: K is out of range.
   """
 
   num_draft_tokens: int
@@ -81,6 +86,7 @@ class Given:
     )
 
   def observe(self, params: Params, state: Offer, outcome: Outcome) -> Offer:
+    """Nothing to learn: the host sees the text."""
     del params, outcome
     return state
 
@@ -98,11 +104,15 @@ class Scripted:
   Lossless for `Greedy` and `Coupled`, which do not look at the reported laws.
   `Rejection` and `Block` must not be used with it; `verify.forced` is for the
   former.
+  Source: none; an instrument for measuring.
 
   Attributes:
     proposer: works for each step; its parameters are
       params['proposer']['inner'].
     num_right: 0..K.
+
+  Raises:
+    ValueError: `num_right` is out of range.
   """
 
   proposer: Proposer
@@ -117,10 +127,12 @@ class Scripted:
 
   @property
   def num_draft_tokens(self) -> int:
+    """K of the proposer inside."""
     return self.proposer.num_draft_tokens
 
   @property
   def target_features(self) -> tuple[int, ...]:
+    """Those of the proposer inside."""
     return self.proposer.target_features
 
   def _inner(self, params: Params) -> Params:
@@ -134,6 +146,7 @@ class Scripted:
     length_B: Array,
     num_slots: int,
   ) -> Any:
+    """The state of the proposer inside."""
     return self.proposer.init(
       self._inner(params), target, tokens_BL, length_B, num_slots
     )
@@ -146,6 +159,7 @@ class Scripted:
     tokens_BL: Array,
     length_B: Array,
   ) -> Any:
+    """For the proposer inside, if it reads features."""
     return self.proposer.read_prompt(
       self._inner(params), state, chunk, tokens_BL, length_B
     )
@@ -175,4 +189,5 @@ class Scripted:
     return proposal._replace(draft_BK=draft_BK, num_draft_B=num_draft_B), state
 
   def observe(self, params: Params, state: Any, outcome: Outcome) -> Any:
+    """For the proposer inside: it learns of the scripted drafts."""
     return self.proposer.observe(self._inner(params), state, outcome)

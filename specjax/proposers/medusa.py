@@ -21,7 +21,7 @@ from specjax.proposers.drafting import Laws, draw_chain, row_of
 from specjax.proposers.stopping import Fixed, StoppingRule
 from specjax.sampling import Sampling
 from specjax.shapes import Array, Key, Params
-from specjax.sharding import constrain
+from specjax.sharding import constrain, constrain_rows
 
 
 @flax.struct.dataclass
@@ -55,6 +55,9 @@ class Medusa:
     heads: at least K.
     num_draft_tokens: K, 1..64.
     stop: ends a row's drafts before K.
+
+  Raises:
+    ValueError: K is out of range, or above the number of heads.
   """
 
   heads: heads.IndependentHeads
@@ -71,6 +74,7 @@ class Medusa:
 
   @property
   def target_features(self) -> tuple[int, ...]:
+    """The layers that the heads read, see `Hidden.features_BTE`."""
     return self.heads.target_features
 
   def init(
@@ -91,8 +95,7 @@ class Medusa:
 
   def _pin(self, x: Any) -> Any:
     """Rows where the heads' rows are."""
-    pin = lambda x: constrain(x, self.heads.placement, 'batch')
-    return jax.tree.map(pin, x)
+    return constrain_rows(x, self.heads.placement)
 
   def read_prompt(
     self,
@@ -124,11 +127,9 @@ class Medusa:
   ) -> tuple[Proposal, MedusaState]:
     """One pass through all heads, then K draws."""
     k, size = self.num_draft_tokens, self.heads.vocab_size
-    counts = None
-    if sampling.has_penalties:
-      counts = sampling_lib.count_committed(
-        tokens_BL, length_B, target.prompt_length_B, size
-      )
+    counts = sampling_lib.penalty_counts(
+      sampling, tokens_BL, length_B, target.prompt_length_B, size
+    )
     logits = self.heads.logits(params, state.features_BE[:, None], k)
     placement = self.heads.target.placement
     logits_KB1V = constrain(

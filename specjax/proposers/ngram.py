@@ -29,8 +29,9 @@ class NGram:
     text   a b c d a b c e a b c      n = 3: 'abc' ends at 2 and at 6
                          ^ ^ ^        latest with K = 2 following: e a
 
-  The drafts are not drawn, so q is one-hot. Everything happens on the device.
+  Everything happens on the device.
 
+  Lossless: the drafts are not drawn, so q is one-hot.
   Source: Saxena, Prompt Lookup Decoding, 2023. Deviation: his takes the
   earliest match and only full continuations.
 
@@ -39,6 +40,9 @@ class NGram:
     stop: ends a row's drafts before K; one that reads no logits.
     min_ngram: shortest suffix that counts, at least 1.
     max_ngram: longest suffix that is looked for.
+
+  Raises:
+    ValueError: a number is out of range, or `stop` reads logits.
   """
 
   num_draft_tokens: int

@@ -60,23 +60,31 @@ class StoppingRule(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-  """All K drafts, always."""
+  """All K drafts, always.
+
+  Lossless: it decides nothing.
+  Source: Leviathan et al., arXiv:2211.17192, Algorithm 1 (their gamma).
+  """
 
   reads_logits = False
 
   def init(self, batch_size: int) -> tuple[()]:
+    """Nothing to carry: ()."""
     del batch_size
     return ()
 
   def most(self, state: tuple[()], num_draft_tokens: int) -> Array:
+    """K for all rows, int32 [1]."""
     del state
     return jnp.full(1, num_draft_tokens, jnp.int32)
 
   def goes_on(self, state: tuple[()], logits_BV: Array, i: Array) -> Array:
+    """True, bool [B]."""
     del state, i
     return jnp.ones(logits_BV.shape[0], bool)
 
   def observe(self, state: tuple[()], outcome: Outcome) -> tuple[()]:
+    """Nothing to learn."""
     del outcome
     return state
 
@@ -88,11 +96,15 @@ class Confidence:
   The probability is that of the model itself, at temperature 1 and before
   penalties and filters.
 
+  Lossless: whether a draft is made rests on the law before it is drawn.
   Source: Zhang et al., Draft & Verify, arXiv:2309.08168. Deviations: the draft
     about which it is unsure is not made, and the threshold stays.
 
   Attributes:
     least: the threshold, above 0 and at most 1.
+
+  Raises:
+    ValueError: `least` is out of range.
   """
 
   least: float
@@ -105,14 +117,17 @@ class Confidence:
       )
 
   def init(self, batch_size: int) -> tuple[()]:
+    """Nothing to carry: ()."""
     del batch_size
     return ()
 
   def most(self, state: tuple[()], num_draft_tokens: int) -> Array:
+    """K for all rows, int32 [1]."""
     del state
     return jnp.full(1, num_draft_tokens, jnp.int32)
 
   def goes_on(self, state: tuple[()], logits_BV: Array, i: Array) -> Array:
+    """Whether max softmax(logits) >= least, bool [B]."""
     del state, i
     best_B1 = jnp.max(logits_BV, axis=-1, keepdims=True)
     # The best id's share of the total is 1 / total.
@@ -120,6 +135,7 @@ class Confidence:
     return self.least * total_B <= 1
 
   def observe(self, state: tuple[()], outcome: Outcome) -> tuple[()]:
+    """Nothing to learn."""
     del outcome
     return state
 
@@ -150,6 +166,9 @@ class RunningAcceptance:
     prior: the rate of a row without a past, above 0 and below 1.
     weight: how many tested drafts the prior counts for, above 0.
     decay: what counts are multiplied by in a step, above 0 and below 1.
+
+  Raises:
+    ValueError: naming the setting, the rule and the value.
   """
 
   prior: float = 0.8
@@ -166,6 +185,7 @@ class RunningAcceptance:
       raise ValueError(f'weight must be > 0, got {self.weight}.')
 
   def init(self, batch_size: int) -> Past:
+    """Rows without a past: both counts 0."""
     return Past(jnp.zeros(batch_size), jnp.zeros(batch_size))
 
   def rate(self, past: Past) -> Array:
@@ -174,6 +194,10 @@ class RunningAcceptance:
     return accepted_B / (past.num_tested_B + self.weight)
 
   def observe(self, past: Past, outcome: Outcome) -> Past:
+    """Both counts times `decay`, plus this step's; a finished row's stay.
+
+    Tested are the accepted drafts and the first rejected one.
+    """
     num_tested_B = jnp.minimum(outcome.num_accepted_B + 1, outcome.num_draft_B)
     is_live_B = outcome.num_emitted_B > 0
     grow = lambda sum_B, num_B: jnp.where(
@@ -192,9 +216,16 @@ class Acceptance:
   With `a` the row's running acceptance, draft i = 1, 2, ... is made while
   a ** i >= least; the first one always is.
 
+  Lossless: it looks at earlier steps alone.
+  Source: Leviathan et al., arXiv:2211.17192, section 3.1, for the assumption
+    that drafts are accepted independently of each other; the threshold is ours.
+
   Attributes:
     least: above 0 and at most 1.
     running: the average.
+
+  Raises:
+    ValueError: `least` is out of range.
   """
 
   least: float = 0.4
@@ -208,18 +239,22 @@ class Acceptance:
       )
 
   def init(self, batch_size: int) -> Past:
+    """Rows without a past."""
     return self.running.init(batch_size)
 
   def most(self, state: Past, num_draft_tokens: int) -> Array:
+    """The largest i with a ** i >= least, 1..K, int32 [B]."""
     power_BK = _powers(self.running.rate(state), num_draft_tokens)
     num_B = jnp.sum(power_BK >= self.least, axis=1, dtype=jnp.int32)
     return jnp.maximum(num_B, 1)
 
   def goes_on(self, state: Past, logits_BV: Array, i: Array) -> Array:
+    """True, bool [B]: `most` has said it all."""
     del state, i
     return jnp.ones(logits_BV.shape[0], bool)
 
   def observe(self, state: Past, outcome: Outcome) -> Past:
+    """For the running acceptance."""
     return self.running.observe(state, outcome)
 
 
@@ -232,6 +267,7 @@ class Cost:
   `a` is the row's running acceptance. Where k is 0 it goes back to its prior,
   and the row tries again.
 
+  Lossless: it looks at earlier steps alone.
   Source: Liu et al., SmartSpec, arXiv:2406.14066. Deviation: a row decides by
     itself, as if the others did the same.
 
@@ -239,6 +275,9 @@ class Cost:
     step_costs: measured costs of a step with 0, 1, 2, ... drafts, in any unit,
       above 0; more drafts are never made.
     running: the average.
+
+  Raises:
+    ValueError: there are no costs, or one is not above 0.
   """
 
   step_costs: tuple[float, ...]
@@ -254,9 +293,11 @@ class Cost:
       )
 
   def init(self, batch_size: int) -> Past:
+    """Rows without a past."""
     return self.running.init(batch_size)
 
   def most(self, state: Past, num_draft_tokens: int) -> Array:
+    """The arg-max over k, 0..K, int32 [B]; of equals the fewest drafts."""
     costs = self.step_costs[: num_draft_tokens + 1]
     power_BK = _powers(self.running.rate(state), len(costs) - 1)
     tokens_B = jnp.ones_like(state.num_tested_B)
@@ -267,10 +308,12 @@ class Cost:
     return jnp.argmax(jnp.stack(rates), axis=0).astype(jnp.int32)
 
   def goes_on(self, state: Past, logits_BV: Array, i: Array) -> Array:
+    """True, bool [B]: `most` has said it all."""
     del state, i
     return jnp.ones(logits_BV.shape[0], bool)
 
   def observe(self, state: Past, outcome: Outcome) -> Past:
+    """For the running acceptance."""
     return self.running.observe(state, outcome)
 
 

@@ -50,6 +50,9 @@ def check_rule(
     key: consumed.
     is_sampled: False for rules of temperature 0 alone.
     rows: verifications per test.
+
+  Raises:
+    AssertionError: naming the law that does not hold.
   """
   check_static(rule)
   k, v = 2, 3
@@ -194,6 +197,9 @@ def check_proposer(
     params: {'target': ..., 'proposer': ...}.
     key: consumed.
     rows: rows for the test of the laws.
+
+  Raises:
+    AssertionError: naming the law that does not hold.
   """
   check_static(proposer)
   k, v, size = proposer.num_draft_tokens, target.vocab_size, 24
@@ -335,6 +341,9 @@ def check_model(
     params: its parameters.
     key: consumed.
     atol: how far logits may differ where shapes do, by rounding alone.
+
+  Raises:
+    AssertionError: naming the law that does not hold.
   """
   check_static(model)
   v, b, t = model.vocab_size, 3, 12

@@ -204,6 +204,9 @@ def chi_square(counts: np.ndarray, probs: np.ndarray) -> ChiSquare:
     counts: int [M], how often each outcome was seen.
     probs: float [M], sum 1.
 
+  Raises:
+    ValueError: the shapes differ, or `probs` do not sum to 1.
+
   >>> result = chi_square([60, 40], [0.5, 0.5])
   >>> result.statistic, result.dof, round(result.p_value, 4)
   (4.0, 1, 0.0455)

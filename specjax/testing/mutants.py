@@ -41,6 +41,7 @@ class BrokenRejection:
 
   @property
   def name(self) -> str:
+    """The mistake."""
     return self.mistake
 
   def __call__(
@@ -51,6 +52,7 @@ class BrokenRejection:
     num_draft: Array,
     target_log_weights_NV: Array,
   ) -> chain.Verdict:
+    """`Rule.__call__` with the mistake in it."""
     p_NV = jax.nn.softmax(target_log_weights_NV, axis=-1)
     q_KV = chain.draft_probs(draft_K, draft_log_weights_KV, p_NV.shape[-1])
     index_K = jnp.arange(draft_K.shape[0])
@@ -88,9 +90,11 @@ class SharedResidualNoise:
 
   @property
   def name(self) -> str:
+    """The rule's, and what is wrong."""
     return f'{self.rule.name}_shared_residual_noise'
 
   def __call__(self, *args) -> chain.Verdict:
+    """The rule as it is: the mistake is `draft_purpose`."""
     return self.rule(*args)
 
 
@@ -108,9 +112,11 @@ class PositionNoise:
 
   @property
   def name(self) -> str:
+    """The rule's, and what is wrong."""
     return f'{self.rule.name}_position_noise'
 
   def __call__(self, noise: chain.Noise, *args) -> chain.Verdict:
+    """The rule, with other uniforms and residual noise."""
     # token_N is keyed by seed and position: so is all that is derived from it.
     derive = lambda purpose: jax.vmap(jax.random.fold_in, in_axes=(0, None))(
       noise.token_N, purpose
@@ -150,6 +156,7 @@ class FalseReport:
     length_B: Array,
     sampling: Sampling,
   ) -> tuple[proposers.Proposal, Any]:
+    """The honest proposal with the mistake in it, see `Proposer.propose`."""
     if self.mistake == 'temperature':
       sampling = sampling.replace(temperature_B=0.5 * sampling.temperature_B)
     proposal, state = self.proposer.propose(
@@ -188,6 +195,7 @@ class StopsAtItsToken:
     return getattr(self.proposer, name)
 
   def propose(self, *args) -> tuple[proposers.Proposal, Any]:
+    """The honest proposal up to the first unlikely draft."""
     proposal, state = self.proposer.propose(*args)
     q_BKV = jax.nn.softmax(proposal.log_weights_BKV, axis=-1)
     q_BK1 = jnp.take_along_axis(q_BKV, proposal.draft_BK[:, :, None], axis=-1)
@@ -212,6 +220,7 @@ class RewindOffByOne:
     path_BM: Array | None,
     num_B: Array,
   ) -> models.Cache:
+    """`LanguageModel.keep` of one more than it is told to."""
     return self.model.keep(cache, start_B, path_BM, num_B + 1)
 
 
@@ -236,16 +245,19 @@ class MisfedHead:
     return jnp.roll(tokens_BL, shift, axis=1)
 
   def read_prompt(self, params, state, chunk, tokens_BL, length_B) -> Any:
+    """`FeatureProposer.read_prompt`, with the tokens shifted for 'token'."""
     return self.proposer.read_prompt(
       params, state, chunk, self._texts(tokens_BL), length_B
     )
 
   def propose(self, params, keys_BK, state, target, tokens_BL, *rest):
+    """`Proposer.propose`, with the tokens shifted for 'token'."""
     return self.proposer.propose(
       params, keys_BK, state, target, self._texts(tokens_BL), *rest
     )
 
   def observe(self, params, state, outcome) -> Any:
+    """`Proposer.observe`, with the features shifted for 'stale'."""
     state = self.proposer.observe(params, state, outcome)
     if self.mistake != 'stale':
       return state
@@ -264,6 +276,7 @@ class StopAtBlockEnd:
   def step(
     self, params: Params, state: states.DecodeState, sampling: Sampling
   ) -> tuple[states.DecodeState, states.StepInfo]:
+    """`Decoder.step` without stop ids, and then a look at the last token."""
     stop_ids_BJ = state.stop_ids_BJ
     state, info = self.decoder.step(
       params,

@@ -66,6 +66,12 @@ def rejection_probs(
 ) -> tuple[Array, Array]:
   """P(num_accepted = i) and the law of the next token then, for `Rejection`.
 
+  Args:
+    p_NV: float32 [N, V], the target's laws.
+    q_KV: float32 [K, V], what the drafts were drawn from.
+    draft_K: int32 [K].
+    num_draft: int32 [], 0..K.
+
   Returns:
     float32 [N] and [N, V]; entries beyond `num_draft` are not reached.
   """
@@ -81,7 +87,17 @@ def rejection_probs(
 def block_probs(
   p_NV: Array, q_KV: Array, draft_K: Array, num_draft: Array
 ) -> tuple[Array, Array]:
-  """The same for `Block`: the longest length that passes is kept."""
+  """`rejection_probs` for `Block`: the longest length that passes is kept.
+
+  Args:
+    p_NV: float32 [N, V], the target's laws.
+    q_KV: float32 [K, V], what the drafts were drawn from.
+    draft_K: int32 [K].
+    num_draft: int32 [], 0..K.
+
+  Returns:
+    float32 [N] and [N, V]; entries beyond `num_draft` are not reached.
+  """
   h_N, w_N = chain.block_accept_prob(p_NV, q_KV, draft_K, num_draft)
   h_N = jnp.where(jnp.arange(h_N.shape[0]) <= num_draft, h_N, 0.0)
   fail_N = jnp.concatenate([1 - h_N[1:], jnp.ones(1)])

@@ -13,7 +13,6 @@ the step and the seed among what was run.
 import dataclasses
 import hashlib
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -22,6 +21,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from specjax import atomic
 from specjax.training.step import TrainState
 
 _FILE = 'checkpoint.json'
@@ -40,6 +40,9 @@ class Checkpoints:
     run: a hash of everything the parameters depend on: objective, optimizer,
       seed, data. A run goes on from its own checkpoints only.
     num_kept: the newest so many stay.
+
+  Raises:
+    ValueError: `num_kept` is below 1.
   """
 
   directory: pathlib.Path
@@ -64,11 +67,11 @@ class Checkpoints:
     # One run writes here: what a killed one has left is nobody's.
     for left in self.directory.glob('.step-*.unfinished'):
       shutil.rmtree(left, ignore_errors=True)
-    unfinished = folder.with_name(f'.{folder.name}.{os.getpid()}.unfinished')
-    unfinished.mkdir(parents=True)
-    try:
+    self.directory.mkdir(parents=True, exist_ok=True)
+    with atomic.replacing(folder) as unfinished:
+      unfinished.mkdir()
       with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(unfinished.absolute() / 'state', state)
+        checkpointer.save(unfinished / 'state', state)
       about = {
         'format': _FORMAT,
         'version': _VERSION,
@@ -79,10 +82,6 @@ class Checkpoints:
       text = json.dumps(about, indent=1) + '\n'
       (unfinished / _FILE).write_text(text, encoding='utf-8')
       shutil.rmtree(folder, ignore_errors=True)
-      os.replace(unfinished, folder)
-    except BaseException:
-      shutil.rmtree(unfinished, ignore_errors=True)
-      raise
     for old in self.steps()[: -self.num_kept]:
       shutil.rmtree(self._folder(old))
 

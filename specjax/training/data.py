@@ -140,6 +140,9 @@ class Packed:
     length: T, tokens per row.
     seed: of cuts and order.
     recuts: every epoch cuts elsewhere; else all have the windows of the first.
+
+  Raises:
+    ValueError: a number is out of range, or the text is shorter than a row.
   """
 
   tokens_n: np.ndarray
@@ -173,6 +176,10 @@ class Packed:
     return digest.hexdigest()
 
   def batch(self, position: int, params: Params = None) -> dict[str, Any]:
+    """`Source.batch`: {'tokens_BT': int32, 'mask_BT': bool}, both [B, T].
+
+    `params` are not looked at.
+    """
     del params
     starts = [self._start(row) for row in self._rows(position)]
     index_BT = np.asarray(starts)[:, None] + np.arange(self.length)
@@ -211,7 +218,11 @@ def pack(
   seed: int,
   recuts: bool = True,
 ) -> Packed:
-  """Joins documents into one stream."""
+  """Joins documents into one stream.
+
+  Raises:
+    ValueError: there is no document, or `Packed` refuses what there is.
+  """
   documents = list(documents)
   if not documents:
     raise ValueError('there must be at least one document, got none.')

@@ -20,6 +20,9 @@ def evaluate(
 
   For a draft 'overlap' is the mean of sum min(p, q) over the text's positions:
   the probability that a drawn draft is accepted there.
+
+  Raises:
+    ValueError: there is no batch.
   """
   rows = [
     _figures(objective, params, frozen_params, batch) for batch in batches

@@ -86,6 +86,9 @@ class MedusaLoss:
     divergence: from the target's law, a key of `losses.DIVERGENCES`; None:
       cross-entropy of the text, as in the paper.
     decay: of the weights, above 0 and at most 1.
+
+  Raises:
+    ValueError: the divergence is unknown, or `decay` is out of range.
   """
 
   heads: base.IndependentHeads
@@ -96,11 +99,26 @@ class MedusaLoss:
     _check(self.divergence, self.decay)
 
   def init(self, key: Key) -> Params:
+    """The heads' own parameters."""
     return self.heads.init(key)
 
   def loss(
     self, params: Params, frozen_params: Params, batch: Batch, key: Key
   ) -> tuple[Array, Metrics]:
+    """`Objective.loss`; figures are numbered by head, from 0.
+
+    Args:
+      params: the heads'.
+      frozen_params: {'target'}.
+      batch: rows of two tokens more than there are heads, at least.
+      key: not used.
+
+    Returns:
+      float32 [], and 'loss_i' and 'overlap_i' (the mean of sum min(p, q)).
+
+    Raises:
+      ValueError: at trace time, if rows are too short.
+    """
     del key
     heads, target = self.heads, self.heads.target
     both = join(params, frozen_params)
@@ -196,6 +214,9 @@ class FeatureLoss:
       with parameters 'reader' among the frozen ones. It needs no derivatives:
       int8 and fused as it decodes it is faster, and the features are those of
       decoding. None: the head's target.
+
+  Raises:
+    ValueError: naming the setting, the rule and the value.
   """
 
   head: base.FeatureHead
@@ -216,11 +237,27 @@ class FeatureLoss:
         raise ValueError(f'{name} must be >= 0, got {getattr(self, name)}.')
 
   def init(self, key: Key) -> Params:
+    """The head's parameters that are trained: without the ids, see `split`."""
     return split(self.head.init(key))[0]
 
   def loss(
     self, params: Params, frozen_params: Params, batch: Batch, key: Key
   ) -> tuple[Array, Metrics]:
+    """`Objective.loss`; figures are numbered by depth, from 0.
+
+    Args:
+      params: the head's, without ids.
+      frozen_params: {'target', 'ids'?}.
+      batch: rows of at least `depth` + 2 tokens.
+      key: of the noise on features.
+
+    Returns:
+      float32 [], and 'loss_s', 'overlap_s' (the mean of sum min(p, q)) and
+      'features_s', if these are compared.
+
+    Raises:
+      ValueError: at trace time, if rows are too short.
+    """
     head = self.head
     both = join(params, frozen_params)
     tokens_BT, mask_BT = batch['tokens_BT'], batch['mask_BT']

@@ -21,11 +21,13 @@ class NextToken:
   model: Transformer
 
   def init(self, key: Key) -> Params:
+    """The model's own parameters; `key` is consumed."""
     return self.model.init(key)
 
   def loss(
     self, params: Params, frozen_params: Params, batch: Batch, key: Key
   ) -> tuple[Array, Metrics]:
+    """`Objective.loss`: nats per predicted token, float32 []."""
     del frozen_params, key
     tokens_BT, mask_BT = batch['tokens_BT'], batch['mask_BT']
     hidden = whole(self.model, params, tokens_BT[:, :-1])
@@ -54,6 +56,9 @@ class Distill:
     target: likewise; its parameters are the frozen ones.
     divergence: a key of `losses.DIVERGENCES`.
 
+  Raises:
+    ValueError: the divergence is unknown, or the vocabularies differ.
+
   Source: Zhou et al., DistillSpec, arXiv:2310.08461, equation 1.
   """
 
@@ -71,11 +76,17 @@ class Distill:
       )
 
   def init(self, key: Key) -> Params:
+    """The draft's own parameters; `key` is consumed."""
     return self.draft.init(key)
 
   def loss(
     self, params: Params, frozen_params: Params, batch: Batch, key: Key
   ) -> tuple[Array, Metrics]:
+    """`Objective.loss`: the divergence per predicted token, float32 [].
+
+    `frozen_params` are the target's. The figures have the divergence under its
+    name, and 'overlap', the mean of sum min(p, q).
+    """
     del key
     # The law behind a prefix is compared where the mask wants what comes after;
     # the whole row has nothing after it.

@@ -1,7 +1,6 @@
 """The training loop: batches in, checkpoints out, resumable at any step."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -64,7 +63,7 @@ def train(
     num_steps = min(num_steps, stop_at)
   for step in range(start, num_steps):
     batch = source.batch(step, state.params)
-    batch = jax.tree.map(lambda x: _put(x, placement), batch)
+    batch = jax.tree.map(lambda x: put(x, placement, 'batch'), batch)
     state, figures = trainer.step(state, frozen_params, batch)
     is_last = step + 1 == num_steps
     is_due = is_last or (save_every > 0 and (step + 1) % save_every == 0)
@@ -73,7 +72,3 @@ def train(
     if on_step is not None:
       on_step(step + 1, state, figures)
   return state
-
-
-def _put(x: Any, placement: Placement | None) -> Any:
-  return put(x, placement, 'batch')

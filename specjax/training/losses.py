@@ -93,7 +93,17 @@ def check_divergence(name: str):
 
 
 def overlap(target_logits: Array, draft_logits: Array) -> Array:
-  """sum min(p, q): the probability that a drawn draft is accepted, [...]."""
+  """sum min(p, q): the probability that a drawn draft is accepted.
+
+  Args:
+    target_logits: [..., V], any float; the law p.
+    draft_logits: [..., V]; the law q.
+
+  Returns:
+    float32 [...], 0..1.
+
+  Source: Leviathan et al., arXiv:2211.17192, Theorem 3.5.
+  """
   p, q = (
     jax.nn.softmax(x.astype(jnp.float32), axis=-1)
     for x in (target_logits, draft_logits)
@@ -102,15 +112,17 @@ def overlap(target_logits: Array, draft_logits: Array) -> Array:
 
 
 def cross_entropy(logits: Array, tokens: Array) -> Array:
-  """-log softmax(logits)[token], float32 of the tokens' shape."""
+  """-log softmax(logits)[token], in nats.
+
+  Args:
+    logits: [..., V], any float.
+    tokens: integers [...], ids in 0..V - 1.
+
+  Returns:
+    float32 [...].
+  """
   log_q = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
   return -jnp.take_along_axis(log_q, tokens[..., None], axis=-1)[..., 0]
-
-
-def masked_mean(value_BT: Array, mask_BT: Array) -> Array:
-  """Mean over the places where the mask holds; 0 if there are none."""
-  total = jnp.sum(jnp.where(mask_BT, value_BT, 0.0))
-  return total / jnp.maximum(jnp.sum(mask_BT), 1)
 
 
 def chunked(

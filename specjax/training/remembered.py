@@ -30,6 +30,9 @@ class Remembered:
     reader_params: its parameters.
     capture: the layers that the head reads.
     kept: by window, what has been read of it.
+
+  Raises:
+    ValueError: the windows of the source move between epochs.
   """
 
   source: Packed
@@ -43,6 +46,7 @@ class Remembered:
       raise ValueError('the windows of the text must stay, recuts is True.')
 
   def batch(self, position: int, params: Params) -> dict[str, Any]:
+    """`Source.batch`, and the hiddens [B, T - 1, D] and [B, T - 1, E]."""
     batch = self.source.batch(position, params)
     windows = self.source.windows(position)
     if not self.kept.keys() >= set(windows):

@@ -35,6 +35,9 @@ class AdamW:
     num_accumulated: a step's batch goes through in so many parts, whose
       gradients are averaged; it must divide the rows.
 
+  Raises:
+    ValueError: naming the setting, the rule and the value.
+
   Source: Loshchilov & Hutter, Decoupled Weight Decay Regularization,
     arXiv:1711.05101, algorithm 2.
   """
@@ -66,6 +69,7 @@ class AdamW:
         raise ValueError(f'{name} must be in 0..1, got {getattr(self, name)}.')
 
   def schedule(self) -> optax.Schedule:
+    """From a step, 0 the first, to its learning rate."""
     return optax.warmup_cosine_decay_schedule(
       init_value=self.learning_rate / max(self.num_warmup_steps, 1),
       peak_value=self.learning_rate,
@@ -75,6 +79,7 @@ class AdamW:
     )
 
   def transformation(self) -> optax.GradientTransformation:
+    """Clipping by the norm of all gradients, then AdamW on the schedule."""
     return optax.chain(
       optax.clip_by_global_norm(self.max_grad_norm),
       optax.adamw(
@@ -110,6 +115,9 @@ class Trainer:
     objective: what is trained.
     adamw: the optimizer's settings.
     seed: of the first parameters and of every step's key.
+
+  Raises:
+    ValueError: the seed is out of range.
   """
 
   objective: Objective
@@ -121,6 +129,7 @@ class Trainer:
       raise ValueError(f'seed must be in 0..{2**32 - 1}, got {self.seed}.')
 
   def key(self) -> Key:
+    """Of the first parameters, and the root of every step's."""
     return jax.random.key(self.seed)
 
   def dtypes(self) -> Params:

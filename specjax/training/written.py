@@ -50,6 +50,9 @@ class Written:
     after: tokens that such a row keeps.
     seed: of what is written.
     num_draft_tokens: K, of the pair.
+
+  Raises:
+    ValueError: the writer is unknown, or `share` is out of range.
   """
 
   source: Source
@@ -73,6 +76,11 @@ class Written:
       raise ValueError(f'a draft must be there for writer {self.writer!r}.')
 
   def batch(self, position: int, params: Params) -> dict[str, Any]:
+    """`Source.batch`: {'tokens_BT': int32, 'mask_BT': bool}, both [B, T].
+
+    A function of position, seed and parameters. The first rows keep `after`
+    tokens and are written on to the end; no stop id ends one.
+    """
     batch = self.source.batch(position, params)
     tokens_BT = batch['tokens_BT'].astype(np.int32)
     num_rows, length = tokens_BT.shape

@@ -112,7 +112,17 @@ def make_noise(seed: Array, length: Array, num_draft_tokens: int) -> Noise:
 
 
 def accept_prob(p: Array, q: Array) -> Array:
-  """min(1, p / q), and 0 where p is 0. Leviathan et al., Algorithm 1.
+  """min(1, p / q), and 0 where p is 0.
+
+  Args:
+    p: float32 [...], the target's probability of the draft.
+    q: float32 [...], that with which it was drawn.
+
+  Returns:
+    float32 [...].
+
+  Source: Leviathan et al., arXiv:2211.17192, Algorithm 1. Deviation: where q is
+    0 (a draft that q cannot have drawn) it is 1 unless p is 0.
 
   >>> accept_prob(jnp.array([0.3, 0.0, 0.5]), jnp.array([0.6, 1.0, 0.2]))
   Array([0.5, 0. , 1. ], dtype=float32)
@@ -165,6 +175,12 @@ def block_accept_prob(
 
   With the q row at `num_draft` taken as zero, S = w there and the general
   formula gives h = w by itself: a short or an empty draft is no special case.
+
+  Args:
+    p_NV: float32 [N, V], the target's laws.
+    q_KV: float32 [K, V], what the drafts were drawn from.
+    draft_K: int32 [K].
+    num_draft: int32 [], 0..K; drafts at and beyond it are not there.
 
   Returns:
     h_N and w_N, float32 [N], index i = 0..K; h_0 is 1 (nothing is accepted).
@@ -234,6 +250,7 @@ class Greedy:
     num_draft: Array,
     target_log_weights_NV: Array,
   ) -> Verdict:
+    """The drafts that lead equal to the arg-max, and the next arg-max."""
     del noise, draft_log_weights_KV
     best_N = ranking.best(target_log_weights_NV)
     return _accept_equal(best_N, draft_K, num_draft)
@@ -265,6 +282,7 @@ class Rejection:
     num_draft: Array,
     target_log_weights_NV: Array,
   ) -> Verdict:
+    """The drafts that lead accepted, then correction or bonus."""
     p_NV = jax.nn.softmax(target_log_weights_NV, axis=-1)
     q_KV = draft_probs(draft_K, draft_log_weights_KV, p_NV.shape[-1])
     index_K = jnp.arange(draft_K.shape[0])
@@ -300,6 +318,7 @@ class Coupled:
     num_draft: Array,
     target_log_weights_NV: Array,
   ) -> Verdict:
+    """The drafts that lead equal to the target's draws, and its next draw."""
     del draft_log_weights_KV
     noise_NV = noise.token_N
     if jnp.issubdtype(noise_NV.dtype, jax.dtypes.prng_key):
@@ -335,6 +354,7 @@ class Block:
     num_draft: Array,
     target_log_weights_NV: Array,
   ) -> Verdict:
+    """The longest length that passes, then correction or bonus."""
     p_NV = jax.nn.softmax(target_log_weights_NV, axis=-1)
     q_KV = draft_probs(draft_K, draft_log_weights_KV, p_NV.shape[-1])
     h_N, w_N = block_accept_prob(p_NV, q_KV, draft_K, num_draft)

@@ -19,9 +19,13 @@ class Forced:
 
   Lossy: the text has the law of whatever drafts were accepted. `num_accepted`
   controls it; without drafts the text is the target's.
+  Source: none; an instrument for measuring.
 
   Attributes:
     num_accepted: per step, at least 0.
+
+  Raises:
+    ValueError: `num_accepted` is below 0.
   """
 
   num_accepted: int
@@ -33,6 +37,7 @@ class Forced:
 
   @property
   def name(self) -> str:
+    """With the number, and the word lossy, for result files."""
     return f'rejection, {self.num_accepted} accepted (lossy)'
 
   def __call__(
@@ -43,6 +48,7 @@ class Forced:
     num_draft: Array,
     target_log_weights_NV: Array,
   ) -> chain.Verdict:
+    """`Rejection` on the scripted uniforms."""
     index_K = jnp.arange(draft_K.shape[0])
     accept_K = jnp.where(index_K < self.num_accepted, 0.0, 2.0)
     return chain.Rejection()(

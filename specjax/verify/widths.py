@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from specjax.models.base import Cache, Hidden, LanguageModel
 from specjax.shapes import Array, Params
-from specjax.sharding import constrain
+from specjax.sharding import constrain, constrain_rows
 
 
 def powers_of_two(num_rows: int) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ def target_pass(
   def pin(found: tuple[Hidden, Array]) -> tuple[Hidden, Array]:
     hidden, logits_BNV = found
     return (
-      jax.tree.map(lambda x: constrain(x, target.placement, 'batch'), hidden),
+      constrain_rows(hidden, target.placement),
       constrain(logits_BNV, target.placement, 'batch', None, 'vocab'),
     )
 

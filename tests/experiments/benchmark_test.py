@@ -241,7 +241,7 @@ class BenchmarkTest(absltest.TestCase):
     self.assertLen(paths, 4)
     for path in paths:
       self.assertStartsWith(path.read_bytes().decode('latin1'), '\x89PNG')
-    self.assertEmpty(list(self.folder.glob('.*.tmp')))
+    self.assertEmpty(list(self.folder.glob('.*')))
     lines = plots.tokens_per_second(self.report).axes[0].get_lines()
     looks = {(line.get_marker(), str(line.get_linestyle())) for line in lines}
     self.assertGreaterEqual(len(looks), 4)

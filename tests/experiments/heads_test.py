@@ -112,6 +112,14 @@ class HeadsTest(parameterized.TestCase):
       '--head is not used with --proposer=ngram',
     ),
     (('--proposer=mtp', '--head={}/none'), 'none does not exist.'),
+    (
+      ('--proposer=eagle', '--head={}/eagle3/config.json'),
+      'must be a folder with config.json and safetensors, it is a file.',
+    ),
+    (
+      ('--proposer=medusa', '--head={}/medusa', '--record=x.npz'),
+      'got medusa, which is a head',
+    ),
     (('--proposer=mtp', '--head={}/eagle'), 'an MTP module must be there once'),
     (('--proposer=eagle', '--head={}/medusa'), 'vocab_size of the head'),
     (

@@ -69,7 +69,9 @@ class LengthsTest(parameterized.TestCase):
       decoder, costs = lengths.with_costs(
         decoder, {'target': 10.0, 'proposer': 1.0}, 2
       )
-    rule = stopping.Cost(step_costs=tuple(float(f'{c:.2g}') for c in expected))
+    rule = stopping.Cost(
+      step_costs=tuple(round(cost / expected[0], 2) for cost in expected)
+    )
     self.assertEqual(decoder.proposer.stop, rule)
     self.assertIn('4: 13.00', str(costs))
 

@@ -4,6 +4,7 @@ import jax
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
+from examples import own_proposer
 from specjax import testing
 from specjax.models.heads.toy import ToyHead
 from specjax.proposers import stopping
@@ -22,6 +23,15 @@ from tests.models.heads import tiny_heads
 def toy():
   """The model that all others draft with and for, and parameters of both."""
   return loops.toy_pair(jax.random.key(0), vocab_size=3)
+
+
+def bigrams():
+  """The toy, and log-weights [V, V]."""
+  model, params = toy()
+  return model, {
+    **params,
+    'proposer': jax.random.normal(jax.random.key(1), (3, 3)),
+  }
 
 
 def transformer():
@@ -53,6 +63,7 @@ PROPOSERS_UNDER_TEST = (
   ('draft', toy, lambda model: DraftModel(model=model, num_draft_tokens=3)),
   ('ngram', toy, lambda model: NGram(num_draft_tokens=3)),
   ('given', toy, lambda model: Given(num_draft_tokens=3)),
+  ('own', bigrams, lambda model: own_proposer.Bigram(num_draft_tokens=3)),
   (
     'early_exit',
     transformer,

@@ -23,7 +23,7 @@ from specjax.testing import loops, mutants
 from specjax.verify import chain
 from tests import toy_loops
 from tests.models import tiny
-from tests.models.heads import tiny_heads
+from tests.models.heads import slow, tiny_heads
 from tests.toy_loops import L, Row, V
 
 K = 3
@@ -171,38 +171,11 @@ def drafts_and_laws(proposer, params, state, sampling):
     length_B,
     sampling,
   )
-  head, target = proposer.head, proposer.head.target
-  tokens_BL = jnp.clip(state.tokens_BL, 0, V - 1)
-  hidden, _ = target.apply(
-    params['target'],
-    tokens_BL,
-    target.init_cache(b, L, 0),
-    capture=head.target_features,
+  logits_BKV = slow.chained_logits(
+    proposer.head, params, state.tokens_BL, length_B, proposal.draft_BK
   )
-  feature_BLD = head.fuse(params, hidden.features_BTE)
-  index_1L = jnp.arange(L)[None, :]
-  laws = []
-  for i in range(K):
-    # Entries up to length - 2 rest on the target, the i behind on the head.
-    next_BL = jnp.roll(tokens_BL, -1, axis=1)
-    next_BLD, _ = head.apply(
-      params, feature_BLD, next_BL, head.block.init_cache(b, L, 0)
-    )
-    at_B1 = (length_B - 2 + i)[:, None]
-    last_B1D = jnp.take_along_axis(next_BLD, at_B1[..., None], axis=1)
-    logits_B1V = head.unembed(params, last_B1D)
-    if head.num_ids is not None:
-      wide_B1V = jnp.full((b, 1, V), -jnp.inf)
-      ids = params['proposer']['ids']
-      logits_B1V = wide_B1V.at[:, :, ids].set(logits_B1V)
-    log_weights_B1V = sampling_lib.transform(sampling, logits_B1V)
-    laws.append(jax.nn.softmax(log_weights_B1V[:, 0], axis=-1))
-    is_next_BL = index_1L == at_B1 + 1
-    feature_BLD = jnp.where(is_next_BL[..., None], last_B1D, feature_BLD)
-    tokens_BL = jnp.where(
-      index_1L == at_B1 + 2, proposal.draft_BK[:, i : i + 1], tokens_BL
-    )
-  return proposal, jnp.stack(laws, axis=1)
+  log_weights_BKV = sampling_lib.transform(sampling, logits_BKV)
+  return proposal, jax.nn.softmax(log_weights_BKV, axis=-1)
 
 
 class ExactTest(parameterized.TestCase):

@@ -19,7 +19,7 @@ from specjax.sampling import SamplingOptions
 from specjax.verify import chain
 from tests import toy_loops
 from tests.models import tiny
-from tests.models.heads import tiny_heads
+from tests.models.heads import slow, tiny_heads
 from tests.toy_loops import L, Row, V
 
 K = 2
@@ -72,16 +72,9 @@ def drafts_and_laws(decoder, params, state, sampling):
     length_B,
     sampling,
   )
-  target, heads = decoder.target, decoder.proposer.heads
-  hidden, _ = target.apply(
-    params['target'],
-    jnp.clip(tokens_BL, 0, V - 1),
-    target.init_cache(b, L, 0),
-    capture=heads.target_features,
+  logits_BKV = slow.independent_logits(
+    decoder.proposer.heads, params, tokens_BL, length_B, proposal.draft_BK
   )
-  at_B11 = (length_B - 2)[:, None, None]
-  last_B1E = jnp.take_along_axis(hidden.features_BTE, at_B11, axis=1)
-  logits_BKV = jnp.concatenate(heads.logits(params, last_B1E, K), axis=1)
   return proposal, sampling_lib.transform(sampling, logits_BKV)
 
 

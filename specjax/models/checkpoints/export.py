@@ -9,14 +9,13 @@ Names and layout are those of published models, so other programs read it too.
 import json
 import os
 import pathlib
-import shutil
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from specjax import sharding
+from specjax import atomic, sharding
 from specjax.models import transformer
 from specjax.models.checkpoints import base, orbax
 from specjax.shapes import Params
@@ -56,13 +55,8 @@ def write_folder(
     for name, value in zip(names, values, strict=True)
   }
   path.parent.mkdir(parents=True, exist_ok=True)
-  unfinished = path.with_name(f'.{path.name}.{os.getpid()}.unfinished')
-  unfinished.mkdir()
-  try:
+  with atomic.replacing(path) as unfinished:
+    unfinished.mkdir()
     safetensors.numpy.save_file(tensors, unfinished / 'model.safetensors')
     text = json.dumps(dict(config), indent=2) + '\n'
     (unfinished / 'config.json').write_text(text, encoding='utf-8')
-    os.replace(unfinished, path)
-  except BaseException:
-    shutil.rmtree(unfinished, ignore_errors=True)
-    raise

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from specjax import sharding
+from specjax import atomic, sharding
 from specjax.mesh import View, place
 from specjax.models import config as model_config
 from specjax.models import quantize as quantization
@@ -89,17 +88,12 @@ def save(
     'quantize': quantize,
   }
   path.parent.mkdir(parents=True, exist_ok=True)
-  unfinished = path.with_name(f'.{path.name}.{os.getpid()}.unfinished')
-  unfinished.mkdir()
-  try:
+  with atomic.replacing(path) as unfinished:
+    unfinished.mkdir()
     with ocp.StandardCheckpointer() as checkpointer:
       checkpointer.save(unfinished / _PARAMS, params)
     text = json.dumps(settings, indent=1, sort_keys=True)
     (unfinished / SETTINGS_FILE).write_text(text + '\n', encoding='utf-8')
-    os.replace(unfinished, path)
-  except BaseException:
-    shutil.rmtree(unfinished, ignore_errors=True)
-    raise
 
 
 def check_free(path: pathlib.Path):

@@ -35,6 +35,11 @@ def read_folder(
       its name says, or does not agree with the index.
   """
   folder = pathlib.Path(path)
+  if folder.is_file():
+    raise ValueError(
+      f'{folder} must be a folder with config.json and safetensors, it is a '
+      'file.'
+    )
   if not folder.is_dir():
     raise ValueError(f'checkpoint folder {folder} does not exist.')
   config = _read_json(folder / 'config.json')

@@ -35,11 +35,15 @@ class Block(Protocol):
 
   def init_cache(
     self, batch_size: int, num_slots: int, max_rewind: int
-  ) -> Cache: ...
+  ) -> Cache:
+    """See `LanguageModel.init_cache`."""
+    ...
 
   def keep(
     self, cache: Cache, start_B: Array, path_BM: Array | None, num_B: Array
-  ) -> Cache: ...
+  ) -> Cache:
+    """See `LanguageModel.keep`."""
+    ...
 
 
 class FeatureHead(Protocol):
@@ -185,10 +189,12 @@ def check_num_ids(num_ids: int | None, vocab_size: int):
 def weight_spec(
   block: Transformer, axes: tuple[str | None, ...], *shape: int
 ) -> ParamSpec:
+  """Of a weight in the block's dtype; matrices are [out, in]."""
   return ParamSpec(shape=shape, dtype=block.dtype, logical_axes=axes)
 
 
 def norm_spec(block: Transformer) -> ParamSpec:
+  """Of a norm's scale, float32 [D], which begins as ones."""
   return ParamSpec(
     shape=(block.embed_dim,),
     dtype='float32',
@@ -267,19 +273,38 @@ def embed(
   return target.embed(params['target'], tokens_BT).astype(block.dtype)
 
 
-def dense(block: Transformer, x_BTI: Array, weight_OI: Array, *bias) -> Array:
-  """`layers.dense` where the block lies."""
-  return layers.dense(x_BTI, weight_OI, *bias, is_local=block.placement is None)
+def behind_norm(
+  target: Transformer, block: Transformer, params: Params, features_BTE: Array
+) -> Array:
+  """`FeatureHead.fuse` of heads that read the target behind its final norm.
+
+  Args:
+    target: the model, whose last layer alone is captured (E is D).
+    block: gives the dtype.
+    params: {'target', 'proposer'}.
+    features_BTE: [B, T, E], the stream behind the last block.
+
+  Returns:
+    [B, T, D], the block's dtype.
+  """
+  feature_BTD = target.final_norm(params['target'], features_BTE)
+  return feature_BTD.astype(block.dtype)
 
 
-def norm(block: Transformer, x_BTD: Array, scale_D: Array) -> Array:
-  """`layers.rms_norm` with the block's epsilon, in its dtype."""
-  return layers.rms_norm(
-    x_BTD.astype(block.dtype),
-    scale_D,
-    block.norm_eps,
-    is_local=block.placement is None,
-  )
+def target_logits(
+  target: Transformer, params: Params, feature_BTD: Array
+) -> Array:
+  """`FeatureHead.unembed` of heads that end in the target's output head.
+
+  Args:
+    target: the model.
+    params: {'target', 'proposer'}.
+    feature_BTD: [B, T, D], normed: it goes to the output head as it is.
+
+  Returns:
+    float32 [B, T, V].
+  """
+  return target.logits(params['target'], feature_BTD.astype(target.dtype))
 
 
 def widen(logits_BTR: Array, ids_R: Array, vocab_size: int) -> Array:

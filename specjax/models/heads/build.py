@@ -118,7 +118,17 @@ def placed(head: Head, placement: Placement | None) -> Head:
 
 
 def most_frequent(counts_V: np.ndarray, num_ids: int) -> np.ndarray:
-  """The ids of a reduced vocabulary: those seen most, ascending, int32.
+  """The ids of a reduced vocabulary: those seen most, ascending.
+
+  Args:
+    counts_V: integers [V], how often each id was seen.
+    num_ids: R.
+
+  Returns:
+    int32 [R]; of ids seen equally often the lowest.
+
+  Raises:
+    ValueError: R is not in 1..V.
 
   >>> most_frequent(np.array([3, 0, 5, 3]), 2)
   array([0, 2], dtype=int32)

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.models import block as blocks
 from specjax.models.base import KVCache
 from specjax.models.heads import base
 from specjax.models.transformer import Transformer
@@ -29,6 +30,9 @@ class Eagle:
     block: its layer, with `input_norm` False.
     fc_bias: the linear map has a bias.
     own_embed: it has an embedding of its own; else it takes the target's.
+
+  Raises:
+    ValueError: the block does not fit the target.
   """
 
   target: Transformer
@@ -42,18 +46,22 @@ class Eagle:
 
   @property
   def target_features(self) -> tuple[int, ...]:
+    """The stream behind the target's last block, before its final norm."""
     return (self.target.num_layers,)
 
   @property
   def vocab_size(self) -> int:
+    """V, the target's."""
     return self.target.vocab_size
 
   @property
   def feature_dim(self) -> int:
+    """D, which is the target's too."""
     return self.block.embed_dim
 
   @property
   def feature_dtype(self) -> str:
+    """That of the layer."""
     return self.block.dtype
 
   def param_specs(self) -> Params:
@@ -72,6 +80,7 @@ class Eagle:
     return specs
 
   def init(self, key: Key) -> Params:
+    """Random parameters, float in the layer's dtype; `key` is consumed."""
     return base.init_params(self, key)
 
   def begin(self, params: Params, target_params: Params) -> Params:
@@ -80,8 +89,8 @@ class Eagle:
     return params
 
   def fuse(self, params: Params, features_BTE: Array) -> Array:
-    feature_BTD = self.target.final_norm(params['target'], features_BTE)
-    return feature_BTD.astype(self.block.dtype)
+    """What f is, [B, T, D]: the target's stream behind its final norm."""
+    return base.behind_norm(self.target, self.block, params, features_BTE)
 
   def apply(
     self,
@@ -91,12 +100,13 @@ class Eagle:
     cache: KVCache,
     **places: Array | None,
   ) -> tuple[Array, KVCache]:
+    """`FeatureHead.apply`: one row of f' per token, [B, T, D]."""
     own = params['proposer']
     embed_BTD = base.embed(self.target, self.block, params, tokens_BT)
     both_BTX = jnp.concatenate([embed_BTD, feature_BTD], axis=-1)
-    x_BTD = base.dense(self.block, both_BTX, own['fc'], own.get('fc_bias'))
+    x_BTD = blocks.dense(self.block, own, 'fc', both_BTX)
     return self.block.run_layers(own, x_BTD, cache, **places)
 
   def unembed(self, params: Params, feature_BTD: Array) -> Array:
-    feature_BTD = feature_BTD.astype(self.target.dtype)
-    return self.target.logits(params['target'], feature_BTD)
+    """float32 [B, T, V], by the target's output head, without another norm."""
+    return base.target_logits(self.target, params, feature_BTD)

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specjax.models import layers
+from specjax.models import block as blocks
 from specjax.models.base import KVCache
 from specjax.models.heads import base
 from specjax.models.transformer import Transformer
@@ -42,6 +42,10 @@ class Eagle3:
     target_features: the three layers.
     num_ids: R, ids of its own vocabulary; None: all of the target's.
     own_embed: it has an embedding of its own; else it takes the target's.
+
+  Raises:
+    ValueError: the block does not fit the target, a layer is not one of its, or
+      R is not in 1..V.
   """
 
   target: Transformer
@@ -64,14 +68,17 @@ class Eagle3:
 
   @property
   def vocab_size(self) -> int:
+    """V, the target's."""
     return self.target.vocab_size
 
   @property
   def feature_dim(self) -> int:
+    """D, which is the target's too."""
     return self.block.embed_dim
 
   @property
   def feature_dtype(self) -> str:
+    """That of the layer."""
     return self.block.dtype
 
   def param_specs(self) -> Params:
@@ -93,6 +100,7 @@ class Eagle3:
     return specs
 
   def init(self, key: Key) -> Params:
+    """Random parameters; a reduced vocabulary has the first R ids."""
     return base.init_params(self, key)
 
   def begin(self, params: Params, target_params: Params) -> Params:
@@ -117,8 +125,9 @@ class Eagle3:
     }
 
   def fuse(self, params: Params, features_BTE: Array) -> Array:
+    """What g is, [B, T, D], from the captured streams side by side."""
     features_BTE = features_BTE.astype(self.block.dtype)
-    return base.dense(self.block, features_BTE, params['proposer']['fc'])
+    return blocks.dense(self.block, params['proposer'], 'fc', features_BTE)
 
   def apply(
     self,
@@ -128,18 +137,16 @@ class Eagle3:
     cache: KVCache,
     **places: Array | None,
   ) -> tuple[Array, KVCache]:
+    """`FeatureHead.apply`: one row of a per token, [B, T, D]."""
     own = params['proposer']
     embed_BTD = base.embed(self.target, self.block, params, tokens_BT)
-    side_BTD = base.norm(self.block, embed_BTD, own['embed_norm'])
+    side_BTD = blocks.norm(self.block, own, 'embed_norm', embed_BTD)
     return self.block.run_layers(
       own, feature_BTD, cache, side_BTX=side_BTD, **places
     )
 
   def unembed(self, params: Params, feature_BTD: Array) -> Array:
+    """float32 [B, T, R], or [B, T, V] without a reduced vocabulary."""
     own = params['proposer']
-    return layers.dense(
-      base.norm(self.block, feature_BTD, own['norm']),
-      own['head'],
-      dtype=jnp.float32,
-      is_local=self.block.placement is None,
-    )
+    x_BTD = blocks.norm(self.block, own, 'norm', feature_BTD)
+    return blocks.dense(self.block, own, 'head', x_BTD, dtype=jnp.float32)

@@ -9,13 +9,12 @@ import dataclasses
 import json
 import os
 import pathlib
-import shutil
 from typing import Any
 
 import jax
 import numpy as np
 
-from specjax import sharding
+from specjax import atomic, sharding
 from specjax.mesh import View, place
 from specjax.models.checkpoints import base as checkpoints
 from specjax.models.checkpoints import convert, orbax, safetensors
@@ -219,15 +218,10 @@ def save_head(path: str | os.PathLike, head: Head, params: Params):
   )
   tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
   path.parent.mkdir(parents=True, exist_ok=True)
-  unfinished = path.with_name(f'.{path.name}.{os.getpid()}.unfinished')
-  unfinished.mkdir()
-  try:
+  with atomic.replacing(path) as unfinished:
+    unfinished.mkdir()
     safetensors.numpy.save_file(
       tensors, unfinished / file_name, metadata={'format': 'pt'}
     )
     text = json.dumps(config, indent=2, sort_keys=True) + '\n'
     (unfinished / 'config.json').write_text(text, encoding='utf-8')
-    os.replace(unfinished, path)
-  except BaseException:
-    shutil.rmtree(unfinished, ignore_errors=True)
-    raise

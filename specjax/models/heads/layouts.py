@@ -193,6 +193,7 @@ def _eagle(config, names, target: Transformer, dtype: str) -> Layout:
 
 
 def eagle_names(head: Eagle) -> Params:
+  """The authors' names of an EAGLE head, in the tree of its parameters."""
   names = {'fc': 'fc.weight', 'layers': layer_names(head.block, 'layers.0.')}
   if head.fc_bias:
     names['fc_bias'] = 'fc.bias'
@@ -264,6 +265,7 @@ def _captured(config: Config, target: Transformer) -> tuple[int, ...]:
 
 
 def eagle3_names(head: Eagle3) -> Params:
+  """The authors' names of an EAGLE-3 head, in the tree of its parameters."""
   (layer,) = layer_names(head.block, 'midlayer.')
   layer['attn_norm'] = 'midlayer.hidden_norm.weight'
   names = {
@@ -321,6 +323,7 @@ def mtp_names(head: MTP, prefix: str) -> Params:
 
 
 def mimo_names(head: MTP, prefix: str) -> Params:
+  """MiMo's names of an MTP module, whose tensors begin with `prefix`."""
   return {
     'embed_norm': f'{prefix}token_layernorm.weight',
     'hidden_norm': f'{prefix}hidden_layernorm.weight',

@@ -33,6 +33,10 @@ class MedusaHeads:
     own_heads: each has an output head of its own, as published ones have.
     dtype: of its weights.
     placement: where they lie; None is one device.
+
+  Raises:
+    ValueError: the target is no transformer, a number is not above 0, or own
+      heads would have to cap their logits.
   """
 
   target: Transformer
@@ -54,18 +58,22 @@ class MedusaHeads:
 
   @property
   def target_features(self) -> tuple[int, ...]:
+    """The stream behind the target's last block, before its final norm."""
     return (self.target.num_layers,)
 
   @property
   def feature_dim(self) -> int:
+    """D of the target."""
     return self.target.embed_dim
 
   @property
   def feature_dtype(self) -> str:
+    """That of the target's stream."""
     return self.target.dtype
 
   @property
   def vocab_size(self) -> int:
+    """V, the target's."""
     return self.target.vocab_size
 
   def param_specs(self) -> Params:
@@ -97,6 +105,7 @@ class MedusaHeads:
   def logits(
     self, params: Params, features_BTE: Array, num_heads: int
   ) -> tuple[Array, ...]:
+    """`IndependentHeads.logits`; the target's final norm comes first."""
     x_BTD = self.target.final_norm(params['target'], features_BTE)
     return tuple(
       self._logits(params['target'], head, x_BTD.astype(self.dtype))

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.models import block as blocks
 from specjax.models.base import KVCache
 from specjax.models.heads import base
 from specjax.models.transformer import Transformer
@@ -29,6 +30,9 @@ class MTP:
   Attributes:
     target: the model it drafts for.
     block: its layer.
+
+  Raises:
+    ValueError: the block does not fit the target.
   """
 
   target: Transformer
@@ -40,18 +44,22 @@ class MTP:
 
   @property
   def target_features(self) -> tuple[int, ...]:
+    """The stream behind the target's last block, before its final norm."""
     return (self.target.num_layers,)
 
   @property
   def vocab_size(self) -> int:
+    """V, the target's."""
     return self.target.vocab_size
 
   @property
   def feature_dim(self) -> int:
+    """D, which is the target's too."""
     return self.block.embed_dim
 
   @property
   def feature_dtype(self) -> str:
+    """That of the block."""
     return self.block.dtype
 
   def param_specs(self) -> Params:
@@ -66,6 +74,7 @@ class MTP:
     }
 
   def init(self, key: Key) -> Params:
+    """Random parameters in the block's dtype; `key` is consumed."""
     return base.init_params(self, key)
 
   def begin(self, params: Params, target_params: Params) -> Params:
@@ -73,8 +82,8 @@ class MTP:
     return {**params, 'norm': target_params['final_norm']}
 
   def fuse(self, params: Params, features_BTE: Array) -> Array:
-    feature_BTD = self.target.final_norm(params['target'], features_BTE)
-    return feature_BTD.astype(self.block.dtype)
+    """What h is, [B, T, D]: the target's stream behind its final norm."""
+    return base.behind_norm(self.target, self.block, params, features_BTE)
 
   def apply(
     self,
@@ -84,19 +93,20 @@ class MTP:
     cache: KVCache,
     **places: Array | None,
   ) -> tuple[Array, KVCache]:
+    """`FeatureHead.apply`: one row of h' per token, [B, T, D]."""
     own = params['proposer']
     embed_BTD = base.embed(self.target, self.block, params, tokens_BT)
     both_BTX = jnp.concatenate(
       [
-        base.norm(self.block, embed_BTD, own['embed_norm']),
-        base.norm(self.block, feature_BTD, own['hidden_norm']),
+        blocks.norm(self.block, own, 'embed_norm', embed_BTD),
+        blocks.norm(self.block, own, 'hidden_norm', feature_BTD),
       ],
       axis=-1,
     )
-    x_BTD = base.dense(self.block, both_BTX, own['proj'])
+    x_BTD = blocks.dense(self.block, own, 'proj', both_BTX)
     x_BTD, cache = self.block.run_layers(own, x_BTD, cache, **places)
-    return base.norm(self.block, x_BTD, own['norm']), cache
+    return blocks.norm(self.block, own, 'norm', x_BTD), cache
 
   def unembed(self, params: Params, feature_BTD: Array) -> Array:
-    feature_BTD = feature_BTD.astype(self.target.dtype)
-    return self.target.logits(params['target'], feature_BTD)
+    """float32 [B, T, V], by the target's output head."""
+    return base.target_logits(self.target, params, feature_BTD)

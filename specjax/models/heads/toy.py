@@ -38,6 +38,9 @@ class ToyHead:
   Attributes:
     target: a toy without a window, whose checksums add up.
     num_ids: R, ids of its own vocabulary; None: all of the target's.
+
+  Raises:
+    ValueError: R is not in 1..V.
   """
 
   target: ToyModel
@@ -56,6 +59,7 @@ class ToyHead:
 
   @property
   def vocab_size(self) -> int:
+    """V, the target's."""
     return self.target.vocab_size
 
   def param_specs(self) -> Params:
@@ -73,6 +77,7 @@ class ToyHead:
     return specs
 
   def init(self, key: Key) -> Params:
+    """A random table; a reduced vocabulary has the first R ids."""
     return base.init_params(self, key)
 
   def begin(self, params: Params, target_params: Params) -> Params:
@@ -83,6 +88,7 @@ class ToyHead:
     return {**params, 'table': table}
 
   def fuse(self, params: Params, features_BTE: Array) -> Array:
+    """The checksum as it was captured, [B, T, 2]: its `halves`."""
     del params
     return features_BTE
 
@@ -95,6 +101,11 @@ class ToyHead:
     *,
     num_tokens_B: Array | None = None,
   ) -> tuple[Array, models.KVCache]:
+    """`FeatureHead.apply`: the checksum of tokens up to t + 1, [B, T, 2].
+
+    Every pair of neighbouring entries that does not add up is mixed into it,
+    wherever in the row it lies.
+    """
     del params
     num_new = tokens_BT.shape[1]
     cache = models.pin_cache(cache, self.block.placement)
@@ -123,6 +134,7 @@ class ToyHead:
     return halves(hash_BT), cache
 
   def unembed(self, params: Params, feature_BTD: Array) -> Array:
+    """float32 [B, T, R]: the table's row of a checksum [B, T, 2]."""
     row_BT1 = table_row(_whole(feature_BTD), self.target.table_size)
     return params['proposer']['table'][row_BT1[:, :, 0].astype(jnp.int32)]
 
@@ -144,16 +156,20 @@ class ToyHeads:
 
   @property
   def vocab_size(self) -> int:
+    """V, the target's."""
     return self.target.vocab_size
 
   @property
   def placement(self) -> Placement | None:
+    """The target's."""
     return self.target.placement
 
   def param_specs(self) -> Params:
+    """{'table'}, as the target's own."""
     return self.target.param_specs()
 
   def init(self, key: Key) -> Params:
+    """A random table."""
     return self.target.init(key)
 
   def begin(self, params: Params, target_params: Params) -> Params:
@@ -163,6 +179,7 @@ class ToyHeads:
   def logits(
     self, params: Params, features_BTE: Array, num_heads: int
   ) -> tuple[Array, ...]:
+    """Head i takes the row of the checksum plus i, float32 [B, T, V]."""
     found = []
     for i in range(num_heads):
       row_BT1 = table_row(

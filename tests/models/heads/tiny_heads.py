@@ -15,8 +15,6 @@ from specjax.models.transformer import Transformer
 from specjax.shapes import Params
 from tests.models import tiny
 
-FEATURE_FED = ('mtp', 'eagle', 'eagle3', 'eagle3_reduced')
-
 
 def target_of(family: str = 'llama', vocab_size: int = 16) -> Transformer:
   return tiny.model(family, vocab_size=vocab_size)
