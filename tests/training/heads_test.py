@@ -310,6 +310,44 @@ class BuildTest(parameterized.TestCase):
       base.output_head(target, params), params['embed'][:V]
     )
 
+  @parameterized.parameters('llama', 'qwen3')
+  def test_eagle3_begins_as_the_target_s_last_layer(self, family):
+    target = tiny.model(family)
+    params = tiny.params_of(target)
+    head = build.build('eagle3', target)
+    own = head.begin(head.init(jax.random.key(0)), params)
+    both = {'target': params, 'proposer': own}
+    rng = np.random.default_rng(0)
+    num = len(head.target_features)
+    features_BTE = jnp.asarray(
+      rng.normal(size=(B, T, num * target.embed_dim)), jnp.float32
+    )
+    tokens_BT = jnp.asarray(rng.integers(0, V, (B, T)))
+    stream_BTD = features_BTE[:, :, -target.embed_dim :]
+    np.testing.assert_allclose(
+      head.fuse(both, features_BTE), stream_BTD, atol=1e-5
+    )
+    got_BTD, _ = head.apply(
+      both, stream_BTD, tokens_BT, head.block.init_cache(B, T, 0)
+    )
+    # What the layer of a head has no room for is left out.
+    last = {k: params['layers'][-1][k] for k in own['layers'][0]}
+    layer = build.block_of(target, target.dtype)
+    wanted_BTD, _ = layer.run_layers(
+      {'layers': (last,)}, stream_BTD, layer.init_cache(B, T, 0)
+    )
+    np.testing.assert_allclose(got_BTD, wanted_BTD, atol=1e-4)
+
+  def test_a_fused_target_gives_no_layer(self):
+    target = tiny.model('llama')
+    fused_target, fused_params = fused.fuse(
+      target, jax.tree.map(jnp.copy, tiny.params_of(target))
+    )
+    head = build.build('eagle3', fused_target)
+    own = head.init(jax.random.key(0))
+    begun = head.begin(own, fused_params)
+    jax.tree.map(np.testing.assert_array_equal, begun['layers'], own['layers'])
+
   def test_what_is_unknown(self):
     target = tiny.model('llama')
     with self.assertRaisesRegex(ValueError, "one of medusa, .* got 'hydra'"):
