@@ -77,35 +77,48 @@ def load_result(name: str) -> dict[str, Any]:
   return json.loads((record.STORED / f'{name}.json').read_text())
 
 
-def row(name: str, result: dict[str, Any]) -> str:
+def has_result(name: str) -> bool:
+  """Whether a full run is stored; a measured one may wait for it."""
+  return (record.STORED / f'{name}.json').exists()
+
+
+def row(name: str, result: dict[str, Any] | None) -> str:
   """A line of the table."""
   doc = importlib.import_module(f'experiments.reproduce.{name}').__doc__
   title = ' '.join(doc.split('\n\n')[0].split())
   title = title.removeprefix('Reproduces ').rstrip('.')
-  environment = result['environment']
-  commit = (environment['git_revision'] or 'none')[:10]
-  if not environment['git_clean']:
-    commit += ' (changed)'
+  if result is None:
+    found = record.paragraph(doc, 'Got'), 'measured', '-'
+  else:
+    environment = result['environment']
+    commit = (environment['git_revision'] or 'none')[:10]
+    if not environment['git_clean']:
+      commit += ' (changed)'
+    when = f'{commit}, {environment["date"][:10]}, {environment["device_kind"]}'
+    found = record.got_text(result), result['level'], when
   cells = (
     title,
     f'`python experiments/reproduce/{name}.py`',
     record.paragraph(doc, 'Expected'),
-    record.got_text(result),
-    result['level'],
-    f'{commit}, {environment["date"][:10]}, {environment["device_kind"]}',
+    *found,
   )
   return '| ' + ' | '.join(cell.replace('|', '/') for cell in cells) + ' |\n'
 
 
 def text() -> str:
   """The whole file."""
-  names = (*NAMES, *MEASURED)
-  results = {name: load_result(name) for name in names}
+  results = {
+    name: load_result(name) if has_result(name) else None
+    for name in (*NAMES, *MEASURED)
+  }
   lines = [row(name, result) for name, result in results.items()]
   tables = [
-    f'\n### {name}\n\n{markdown(results[name]["rows"])}' for name in MEASURED
+    f'\n### {name}\n\n{markdown(results[name]["rows"])}'
+    for name in MEASURED
+    if results[name] is not None
   ]
-  return ''.join([_HEAD, *lines, _MEASURED_HEAD, *tables])
+  head = [_MEASURED_HEAD] if tables else []
+  return ''.join([_HEAD, *lines, *head, *tables])
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

@@ -24,6 +24,7 @@ def recorded(**about) -> trace_file.TraceFile:
     law_p, law_q = np.log(p), np.log(q)
   values = {
     'prompt_length': [1, 1],
+    'prompt_token': [97, 97],
     'num_tokens': [3, 1],
     'seed': [0, 1],
     'temperature': [1, 1],

@@ -37,9 +37,9 @@ class ReproduceTest(parameterized.TestCase):
     if name in table.MEASURED:
       # The demo pair stands in for others, whose names are in the findings.
       self.assertEqual(result['level'], 'measured')
-      self.assertEqual(
-        list(result['rows'][0]), list(table.load_result(name)['rows'][0])
-      )
+      if table.has_result(name):
+        stored = table.load_result(name)['rows']
+        self.assertEqual(list(result['rows'][0]), list(stored[0]))
       return
     # Every kind of finding, if fewer of them, is in the stored result.
     stored = {f['name'] for f in table.load_result(name)['findings']}
@@ -52,11 +52,15 @@ class ReproduceTest(parameterized.TestCase):
 
   @parameterized.parameters(*table.NAMES, *table.MEASURED)
   def test_reproduce_record_is_complete(self, name):
+    script = importlib.import_module(f'experiments.reproduce.{name}')
+    if name in table.MEASURED and not table.has_result(name):
+      got = record.paragraph(script.__doc__, 'Got')
+      self.assertEqual(got, 'not run yet.')
+      self.skipTest(f'THE FULL RUN OF {name} IS NOT STORED')
     result = table.load_result(name)
     self.assertTrue(result['passed'])
     self.assertFalse(result['config']['quick'])
     self.assertTrue(result['environment']['git_clean'])
-    script = importlib.import_module(f'experiments.reproduce.{name}')
     for title in ('Claim', 'Notation', 'Runtime', 'Expected', 'Differs'):
       self.assertNotEmpty(record.paragraph(script.__doc__, title))
     self.assertEqual(
