@@ -5,10 +5,13 @@ Claim:    a model's first layers draft for all of them, the better the more they
 Notation: their exit layer E of L layers; speed is bounded by tokens a step over
           1 + K E / L, a verification counted as one pass.
 Command:  python experiments/reproduce/early_exit.py
-Runtime:  10 minutes on 2 CPU cores; --quick: 15 seconds.
+Runtime:  5 minutes on 2 CPU cores; --quick: 10 seconds.
 Expected: acceptance grows with the depth; theirs is of models that were trained
           for early exits, so without that only deep exits draft well.
-Got:      not run yet.
+Got:      alpha by depth (5 of 30, 10 of 30, 15 of 30, 20 of 30, 25 of 30, 28 of
+          30): 0.03901 0.02875 0.1088 0.1786 0.4645 0.5248; speed over plain
+          decoding at most: 0.624 0.4411 0.3734 0.331 0.4101 0.4158; 1 of 1
+          hold; 1 shown, not asserted; 2026-11-30, CPU.
 Differs:  SmolLM2 135M (30 layers, int8), which was not trained for it; K = 4,
           greedy, 64 tokens of 8 HumanEval prompts.
 """
