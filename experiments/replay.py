@@ -24,7 +24,8 @@ the one asked for are used alone. What prompt lookup drafts is looked up again.
 The interval is for a new run on the same requests: resampled requests and
 redrawn acceptances, on both sides; that of an estimate is wider by how far the
 weights have moved the figure. There is none for a single request, nor where too
-few of the texts are like those of the other temperature.
+few of the texts are like those of the other temperature, nor for a temperature
+above the recorded ones: record at the highest that will be asked for.
 
 How many drafts stand behind a rejection matters to draft_acceptance_rate alone;
 with --stop_rules=confidence:X it is taken from the text that was kept.
@@ -134,7 +135,9 @@ def replay(
       raise ValueError('--stop_rules=cost needs --step_costs.')
     rule = Cost(step_costs=step_costs)
   if found.kind == 'estimate':
-    weights = replay_weights.tilted(found.trace, found.log_tilt_P)
+    weights = replay_weights.tilted(
+      found.trace, found.log_tilt_P, cell.temperature
+    )
   else:
     weights = replay_weights.plain(found.trace)
   counts, histogram = replay_steps.simulate(
@@ -311,10 +314,10 @@ def worth(one: Replay) -> str:
   """The kind of a replay, and what an estimate rests on."""
   if one.kind != 'estimate':
     return one.kind
-  return (
-    f'estimate: {one.num_texts:.1f} of {one.num_requests} texts count, window '
-    f'{one.window}' + (', too few' if one.figures[_FIRST][1] is None else '')
-  )
+  text = f'estimate: {one.num_texts:.1f} of {one.num_requests} texts count'
+  if one.figures[_FIRST][1] is None:
+    return f'{text}, too few or too cold for an interval'
+  return f'{text}, window {one.window}'
 
 
 def main(values: flags.FlagValues):

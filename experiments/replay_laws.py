@@ -87,7 +87,8 @@ def acceptance(
   """Reads the acceptance of every token off a trace.
 
   Requests that were recorded at the temperature are enough where there are
-  some; else all are used that were drawn at any temperature above 0.
+  some; else those of higher temperatures, whose texts hold what is likely here;
+  else what is left but temperature 0.
 
   Raises:
     ValueError: the trace does not have what is asked for.
@@ -133,15 +134,18 @@ def _at_temperature(
   recorded_R = trace['temperature']
   if temperature is None:
     return trace, True
-  is_same_R = recorded_R == np.float32(temperature)
-  if np.any(is_same_R):
-    return trace.select(is_same_R), True
-  if not np.any(recorded_R > 0):
-    raise ValueError(
-      'a trace of temperature 0 has one text per prompt and says nothing of '
-      f'other temperatures, got --temperatures={temperature:g}.'
-    )
-  return trace.select(recorded_R > 0), False
+  for is_one_R in (
+    recorded_R == np.float32(temperature),
+    recorded_R > temperature,
+    recorded_R > 0,
+  ):
+    if np.any(is_one_R):
+      found = trace.select(is_one_R)
+      return found, bool(found['temperature'][0] == np.float32(temperature))
+  raise ValueError(
+    'a trace of temperature 0 has one text per prompt and says nothing of '
+    f'other temperatures, got --temperatures={temperature:g}.'
+  )
 
 
 def _place(trace: trace_file.TraceFile) -> np.ndarray:

@@ -53,12 +53,15 @@ def plain(trace: trace_file.TraceFile) -> Weights:
   )
 
 
-def tilted(trace: trace_file.TraceFile, log_tilt_P: np.ndarray) -> Weights:
-  """Weights for texts of another law.
+def tilted(
+  trace: trace_file.TraceFile, log_tilt_P: np.ndarray, temperature: float
+) -> Weights:
+  """Weights for texts of another temperature.
 
   Args:
     trace: the texts.
     log_tilt_P: log p_T(x) / p_R(x) of each token.
+    temperature: T.
   """
   least = max(_LEAST_TEXTS, _LEAST_SHARE * trace.num_requests)
   longest = int(np.max(trace['num_tokens'], initial=1))
@@ -74,7 +77,8 @@ def tilted(trace: trace_file.TraceFile, log_tilt_P: np.ndarray) -> Weights:
     weight_WP=np.stack(rows),
     window=window,
     num_texts=found,
-    is_enough=found >= least,
+    is_enough=found >= least
+    and bool(np.all(trace['temperature'] > temperature)),
   )
 
 

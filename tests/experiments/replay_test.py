@@ -284,7 +284,13 @@ class OtherTemperatureTest(absltest.TestCase):
       found = self.replay(both, temperature)
       self.assertEqual((found.kind, found.num_requests), ('law', 3))
       self.assertEqual(found.figures, self.replay(trace, temperature).figures)
-    self.assertEqual(self.replay(both, 0.7).num_requests, 6)
+    # Texts of a higher temperature hold what is likely at 0.7; colder ones lack
+    # what is likely at 1.5, and have no interval.
+    self.assertEqual(self.replay(both, 0.7).num_requests, 3)
+    hotter = self.replay(both, 1.5)
+    self.assertEqual((hotter.kind, hotter.num_requests), ('estimate', 6))
+    self.assertEqual(hotter.figures['alpha_tested'][1:], (None, None))
+    self.assertIn('too cold', replay.worth(hotter))
     steps = both.select(np.array([False, True, False, False, False, False]))
     self.assertEqual(steps['prompt_token'].shape, (1,))
 
