@@ -7,6 +7,7 @@ between bounded runs, cuts what stands behind a stop string, and counts.
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Protocol
 
 import jax
@@ -194,12 +195,20 @@ def _warm_up(decoder, params, inputs, settings, *, with_info) -> float:
     prompt_length_B=np.ones_like(inputs.prompt_length_B),
     max_new_tokens_B=np.zeros_like(inputs.max_new_tokens_B),
   )
-  state = decode.init(decoder, params, inputs)
   if with_info:
-    state, _ = decode.step(decoder, params, state, settings)
+    loop, rest = decode.step, (settings,)
   else:
-    state = decode.run(decoder, params, state, settings, np.int32(0))
-  jax.block_until_ready(state)
+    loop, rest = decode.run, (settings, np.int32(0))
+  with futures.ThreadPoolExecutor() as pool:
+    # Both programs at once, kept for the calls below; these say what is wrong
+    # if one fails. On a mesh `init` must have run to know where states lie.
+    if decoder.target.placement is None:
+      first = decode.init.lower(decoder, params, inputs)
+      pool.submit(first.compile)
+      state = decode.init.eval_shape(decoder, params, inputs)
+      pool.submit(loop.lower(decoder, params, state, *rest).compile)
+  state = decode.init(decoder, params, inputs)
+  jax.block_until_ready(loop(decoder, params, state, *rest))
   return time.perf_counter() - clock
 
 

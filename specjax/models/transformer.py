@@ -10,6 +10,7 @@ dicts and tuples that `param_specs` declares.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -422,8 +423,7 @@ class Transformer:
     ks, vs = [], []
     for i, layer_params in enumerate(params['layers']):
       own = Memory(cache.k[i], cache.v[i], visible[self.windows[i]], num_used)
-      attn_BTD, own = block.attend(
-        self,
+      x_BTD, own = self._layer(
         layer_params,
         x_BTD,
         own,
@@ -432,13 +432,31 @@ class Transformer:
         past[i] if past else (),
         side_BTX,
       )
-      x_BTD = self._pin(x_BTD + attn_BTD, 'batch')
-      ffn_BTD = block.feed_forward(self, layer_params, x_BTD)
-      x_BTD = self._pin(x_BTD + ffn_BTD, 'batch')
       ks.append(own.k)
       vs.append(own.v)
       streams.append(x_BTD)
     return streams, tuple(ks), tuple(vs)
+
+  # Layers of the same shapes are traced once. Inlined, so that the program is
+  # the one that it would be without: no calls, and every layer its own code.
+  @functools.partial(jax.jit, static_argnums=0, inline=True)
+  def _layer(
+    self,
+    params: Params,
+    x_BTD: Array,
+    own: Memory,
+    slot_BT: Array,
+    angles: tuple[Array, Array],
+    past: tuple[Memory, ...],
+    side_BTX: Array | None,
+  ) -> tuple[Array, Memory]:
+    """One block: the stream behind it, and its memory with the new entries."""
+    attn_BTD, own = block.attend(
+      self, params, x_BTD, own, slot_BT, angles, past, side_BTX
+    )
+    x_BTD = self._pin(x_BTD + attn_BTD, 'batch')
+    ffn_BTD = block.feed_forward(self, params, x_BTD)
+    return self._pin(x_BTD + ffn_BTD, 'batch'), own
 
   def _pin(self, x: Array, *logical_axes: str | None) -> Array:
     return constrain(x, self.placement, *logical_axes)
