@@ -156,14 +156,14 @@ def make_proposer(
 
 
 def measure(
-  values: flags.FlagValues,
+  num_prompts: int,
   target: Loaded,
   proposer: Proposer,
   params: Params,
 ) -> dict[str, Any]:
   """A row's figures at both temperatures."""
   prompts = held_out.Prompts(
-    names=('stdlib_held_out',), num_prompts=values.num_prompts
+    names=('stdlib_held_out',), num_prompts=num_prompts
   )
   rows = {}
   for temperature in TEMPERATURES:
@@ -172,6 +172,21 @@ def measure(
       target, proposer, params, requests
     )
   return rows
+
+
+def beside(rows: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+  """A row's figures beside those of plain decoding, without the texts."""
+  return {
+    'is_greedy_text_equal': rows['0']['tokens'] == plain['0']['tokens'],
+    'over_plain': {
+      t: row['tokens_per_second'] / plain[t]['tokens_per_second']
+      for t, row in rows.items()
+    },
+    'by_temperature': {
+      t: {name: x for name, x in row.items() if name != 'tokens'}
+      for t, row in rows.items()
+    },
+  }
 
 
 def main(values: flags.FlagValues):
@@ -183,7 +198,7 @@ def main(values: flags.FlagValues):
   if values.json_out is not None:
     common.check_writable(values.json_out)
   target = conversions.load_model(values.target, 'bfloat16', 'none', None)
-  plain = measure(values, target, Nothing(), ())
+  plain = measure(values.num_prompts, target, Nothing(), ())
   lines = []
   device = jax.devices()[0].platform.upper()
   print(
@@ -196,22 +211,20 @@ def main(values: flags.FlagValues):
     folder, report = train(values, way)
     with common.Progress(f'decoding with {way}'):
       proposer, params = make_proposer(values, target, way, folder)
-      rows = measure(values, target, proposer, params)
-    is_same = rows['0'].pop('tokens') == plain['0']['tokens']
-    rows['1'].pop('tokens')
-    speed = {
-      t: row['tokens_per_second'] / plain[t]['tokens_per_second']
-      for t, row in rows.items()
-    }
-    tau = {t: row['block_efficiency'] for t, row in rows.items()}
-    shares = rows['1']['acceptance_conditional']
+      found = beside(
+        measure(values.num_prompts, target, proposer, params), plain
+      )
+    speed, rows = found['over_plain'], found['by_temperature']
     print(
       f'{way:<10} {report["num_parameters"] / 1000:10.0f} '
       f'{report["last"]["seconds"]:7.0f}  '
-      f'{tau["0"]:5.2f}  {tau["1"]:5.2f}     '
-      f'{speed["0"]:5.2f}  {speed["1"]:5.2f}       '
-      + ' '.join('   -' if x is None else f'{x:4.2f}' for x in shares)
-      + ('' if is_same else '   GREEDY TEXT DIFFERS'),
+      + '  '.join(f'{row["block_efficiency"]:5.2f}' for row in rows.values())
+      + f'     {speed["0"]:5.2f}  {speed["1"]:5.2f}       '
+      + ' '.join(
+        '   -' if x is None else f'{x:4.2f}'
+        for x in rows['1']['acceptance_conditional']
+      )
+      + ('' if found['is_greedy_text_equal'] else '   GREEDY TEXT DIFFERS'),
       flush=True,
     )
     lines.append(
@@ -223,9 +236,7 @@ def main(values: flags.FlagValues):
         },
         'num_parameters': report['num_parameters'],
         'seconds_trained': report['last']['seconds'],
-        'is_greedy_text_equal': is_same,
-        'over_plain': speed,
-        'by_temperature': rows,
+        **found,
         'environment': common.environment(),
       }
     )

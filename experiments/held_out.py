@@ -80,17 +80,16 @@ def measure(
   proposer_params: Params,
   requests: Sequence[Request],
 ) -> dict[str, Any]:
-  """Decodes every request by itself.
+  """Decodes every request by itself, at any temperature by one program.
 
   Returns:
     The metrics of a result file, with 'tokens_per_second' (decoding alone) and
     'tokens', a list per request.
   """
-  is_greedy = all(request.options.is_greedy for request in requests)
   decoder = Decoder(
     target=target.model,
     proposer=proposer,
-    verify=chain.RULES['greedy' if is_greedy else 'rejection'],
+    verify=chain.RULES['rejection'],
     max_length=max(len(r.prompt_tokens) + r.max_new_tokens for r in requests),
   )
   results = list(

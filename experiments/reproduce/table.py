@@ -4,7 +4,8 @@ r"""Writes experiments/README.md from the stored results of all reproductions.
     --json_out=experiments/reproduce/stored/leviathan.json
   python experiments/reproduce/table.py
 
-A measured one needs --models=DIR --prompts=DIR as well.
+A measured one needs --models=DIR --prompts=DIR as well, but for
+trained_drafts.py, which trains its own.
 """
 
 import importlib
@@ -36,6 +37,7 @@ MEASURED = (
   'prompt_lookup',
   'early_exit',
   'other_vocabulary',
+  'trained_drafts',
   'predicted_time',
 )
 _HEAD = """# Experiments

@@ -20,7 +20,7 @@ class ReproduceTest(parameterized.TestCase):
   @parameterized.parameters(*table.NAMES, *table.MEASURED)
   def test_reproduce_quick(self, name):
     script = importlib.import_module(f'experiments.reproduce.{name}')
-    groups = (
+    groups = getattr(script, 'FLAG_GROUPS', None) or (
       measured.FLAG_GROUPS if name in table.MEASURED else record.FLAG_GROUPS
     )
     with tempfile.TemporaryDirectory() as folder:
