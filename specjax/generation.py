@@ -201,8 +201,11 @@ def _warm_up(decoder, params, inputs, settings, *, with_info) -> float:
     loop, rest = decode.run, (settings, np.int32(0))
   with futures.ThreadPoolExecutor() as pool:
     # Both programs at once, kept for the calls below; these say what is wrong
-    # if one fails. On a mesh `init` must have run to know where states lie.
-    if decoder.target.placement is None:
+    # if one fails. On a mesh, or with parameters that were put on a device,
+    # `init` must have run to know where states lie.
+    leaves = jax.tree.leaves(params)
+    is_put = any(getattr(leaf, 'committed', False) for leaf in leaves)
+    if decoder.target.placement is None and not is_put:
       first = decode.init.lower(decoder, params, inputs)
       pool.submit(first.compile)
       state = decode.init.eval_shape(decoder, params, inputs)

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
@@ -14,6 +15,7 @@ from specjax.proposers.base import Nothing
 from specjax.proposers.ngram import NGram
 from specjax.requests import Request
 from specjax.sampling import SamplingOptions
+from specjax.testing import counting
 from specjax.verify import chain
 
 PROMPT = tuple(b'  def __post_init__(self):\n')
@@ -42,6 +44,25 @@ def request(**fields) -> Request:
 
 
 class GenerateTest(parameterized.TestCase):
+  def test_nothing_is_compiled_twice(self):
+    """Wherever the parameters are: warming up compiles ahead of the call."""
+    place = lambda params: jax.device_put(params, jax.devices()[0])
+    counts = []
+    for params in (target().params, place(target().params)):
+      jax.clear_caches()
+      with counting.count_traces() as traces:
+        decoder = Decoder(
+          target=target().model,
+          proposer=NGram(num_draft_tokens=2),
+          verify=chain.Coupled(),
+          max_length=64,
+        )
+        params = {'target': params, 'proposer': ()}
+        rows = [request(max_new_tokens=2)]
+        list(generate(decoder, params, rows, target().tokenizer, batch_size=1))
+      counts.append(traces.num_compilations)
+    self.assertEqual(counts[1], counts[0])
+
   def test_a_stop_id_is_no_text_and_completes_no_stop_string(self):
     plain = run([request()])[0]
     stop_id = plain.tokens[12]

@@ -14,13 +14,8 @@ Runtime:  40 minutes on 2 CPU cores, most of it training, which --out keeps;
 Expected: tokens a step: distilled above from scratch, MTP above Medusa,
           unrolled above not; the second draft of EAGLE-3 as good as the first
           if unrolled, much worse if not.
-Got:      tokens a step, T = 0 and 1, scratch then forward_kl: 2.858 1.952 3.119
-          2.352; tokens a step, T = 0 and 1, medusa then mtp: 2.522 1.928 4.315
-          3.293; tokens a step, T = 0 and 1, eagle then eagle_ttt: 3.835 3.054
-          4.231 3.075; tokens a step, T = 0 and 1, eagle3_1 then eagle3: 2.402
-          2.067 3.64 2.34; second draft over first, eagle3_1: 0.4803; second
-          draft over first, eagle3: 1.119; 7 of 7 hold; 2026-11-30, CPU.
-Differs:  the demo target (bytes, 7 M parameters); 300 steps of 4 rows of 256
+Got:      not run yet.
+Differs:  the demo target (bytes, 4.8 M parameters); 300 steps of 4 rows of 256
           bytes for each, where the papers train for days; K = 4, 24 held-out
           prompts of 128 bytes, 128 new bytes each; 4 depths in training.
 """
