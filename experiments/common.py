@@ -430,7 +430,11 @@ def write_json(path: str, obj: Any):
   file's name in one step; a failure leaves the old file as it was. Dataclasses,
   NumPy and JAX values are accepted; NaN and infinities become null.
   """
-  text = json.dumps(_plain(obj), indent=2, allow_nan=False) + '\n'
+  write_text(path, json.dumps(_plain(obj), indent=2, allow_nan=False) + '\n')
+
+
+def write_text(path: str, text: str):
+  """All of the text or, if it fails, the old file; pipes are written to."""
   target = pathlib.Path(os.path.realpath(path))
   if _is_special(target):
     target.write_text(text, encoding='utf-8')

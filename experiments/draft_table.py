@@ -236,21 +236,14 @@ def main(values: flags.FlagValues):
         },
         'num_parameters': report['num_parameters'],
         'seconds_trained': report['last']['seconds'],
+        'trained_at': report['environment']['git_revision'],
         **found,
         'environment': common.environment(),
       }
     )
     if values.json_out is not None:
-      write_lines(values.json_out, lines)
-
-
-def write_lines(path: str, rows: list[dict[str, Any]]):
-  """All of the lines or, if it fails, the old file."""
-  target = pathlib.Path(path)
-  temporary = target.with_name(f'.{target.name}.tmp')
-  text = ''.join(json.dumps(row) + '\n' for row in rows)
-  temporary.write_text(text, encoding='utf-8')
-  temporary.replace(target)
+      text = ''.join(json.dumps(line) + '\n' for line in lines)
+      common.write_text(values.json_out, text)
 
 
 if __name__ == '__main__':

@@ -6,7 +6,7 @@ Claim:    acceptance falls with the temperature and differs by task (their table
           at temperature 1, and as many at temperature 0.
 Notation: their gamma is our K; the definitions are in `definitions.py`.
 Command:  python experiments/reproduce/acceptance.py
-Runtime:  20 minutes on 2 CPU cores; --quick: 15 seconds.
+Runtime:  5 minutes on 2 CPU cores; --quick: 15 seconds.
 Expected: alpha at temperature 0 above that at 1 in most rows (their table has
           one exception); block over token by 1 to 8 % at temperature 1, by 0
           at temperature 0.

@@ -4,7 +4,7 @@ Claim:    text that repeats its prompt is drafted well by looking it up there:
           summaries most, then chat, then translation.
 Notation: tokens a step is their mean accepted tokens (MAT).
 Command:  python experiments/reproduce/prompt_lookup.py
-Runtime:  10 minutes on 2 CPU cores; --quick: 10 seconds.
+Runtime:  5 minutes on 2 CPU cores; --quick: 10 seconds.
 Expected: summarisation > chat > translation; with Vicuna 7B on an RTX 3090 a
           speed of 2.46, 1.64 and 1.15 times plain decoding, and 1.73 tokens a
           step over all of its six tasks.

@@ -9,8 +9,9 @@ Claim:    a draft that learns the target's law drafts better than one that
 Notation: our K is their draft length; acceptance by position is that of a draft
           behind accepted ones (EAGLE-3's n-alpha).
 Command:  python experiments/reproduce/trained_drafts.py
-Runtime:  40 minutes on 2 CPU cores, most of it training, which --out keeps;
-          --quick: 20 seconds, of models that come along.
+Runtime:  about 20 minutes on 2 CPU cores (not timed whole), most of it
+          training, which --out keeps; --quick: 10 seconds, of models that come
+          along.
 Expected: tokens a step: distilled above from scratch, MTP above Medusa,
           unrolled above not; the second draft of EAGLE-3 as good as the first
           if unrolled, much worse if not.
@@ -54,7 +55,12 @@ FLAG_GROUPS = (*record.FLAG_GROUPS, ('Training', define_flags))
 
 
 def trained(out: str | None) -> list[dict[str, Any]]:
-  """The lines of draft_table.py."""
+  """The lines of draft_table.py.
+
+  Raises:
+    ValueError: a model in `out` was trained by another state of the code, which
+      the record would not say.
+  """
   with tempfile.TemporaryDirectory() as scratch:
     lines = pathlib.Path(scratch, 'table.jsonl')
     values = flags.FlagValues()
@@ -72,7 +78,19 @@ def trained(out: str | None) -> list[dict[str, Any]]:
       ]
     )
     draft_table.main(values)
-    return [json.loads(line) for line in lines.read_text().splitlines()]
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+  check_revision(found, common.environment()['git_revision'])
+  return found
+
+
+def check_revision(lines: list[dict[str, Any]], revision: str | None):
+  """Raises ValueError unless all was trained at this revision."""
+  for line in lines:
+    if line['trained_at'] != revision:
+      raise ValueError(
+        f'all of --out must be trained at {revision}, the state of the code, '
+        f'got {line["way"]} of {line["trained_at"]}.'
+      )
 
 
 def shipped() -> Iterator[dict[str, Any]]:
@@ -175,6 +193,9 @@ def findings(rows: list[dict[str, Any]]) -> list[record.Finding]:
 
 
 def main(values) -> int:
+  if values.quick and values.out is not None:
+    raise ValueError('--out is not used with --quick; drop one.')
+
   def reproduce(quick: bool) -> record.Measured:
     lines = shipped() if quick else trained(values.out)
     rows = [_row(line) for line in lines]

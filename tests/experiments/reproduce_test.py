@@ -11,7 +11,7 @@ from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
 from experiments import common
-from experiments.reproduce import measured, record, table
+from experiments.reproduce import measured, record, table, trained_drafts
 
 SCRIPTS = pathlib.Path(table.__file__).parent
 
@@ -71,6 +71,15 @@ class ReproduceTest(parameterized.TestCase):
       record.paragraph(script.__doc__, 'Got'),
       f'{record.got_text(result)}; {result["environment"]["date"][:10]}, CPU.',
     )
+
+  def test_models_of_another_state_of_the_code_are_refused(self):
+    lines = [
+      {'way': 'mtp', 'trained_at': 'new'},
+      {'way': 'eagle3', 'trained_at': 'old'},
+    ]
+    trained_drafts.check_revision(lines[:1], 'new')
+    with self.assertRaisesRegex(ValueError, 'at new.* got eagle3 of old'):
+      trained_drafts.check_revision(lines, 'new')
 
   def test_reproduce_table_says_what_is_stored(self):
     self.assertEqual(table.README.read_text(encoding='utf-8'), table.text())
