@@ -114,7 +114,9 @@ def train(
   settings = WAYS[way]
   config = TrainConfig(
     **{
-      'config': None if 'head' in settings else values.config,
+      'config': None
+      if 'head' in settings
+      else str(pathlib.Path(values.config).resolve()),
       'target': values.target,
       'data': ('stdlib',),
       'num_steps': values.num_steps,
@@ -131,7 +133,11 @@ def train(
   if not model.exists():
     train_run.run(config)
   report = json.loads((folder / 'report.json').read_text(encoding='utf-8'))
-  if report['config'] != json.loads(json.dumps(dataclasses.asdict(config))):
+  wanted = json.loads(json.dumps(dataclasses.asdict(config)))
+  # Where it lies may be spelled in more than one way.
+  for settings in (wanted, report['config']):
+    del settings['run_dir'], settings['out']
+  if report['config'] != wanted:
     raise ValueError(
       f'{model} was trained with other flags; give another --out or remove '
       f'{folder}.'
@@ -195,10 +201,19 @@ def main(values: flags.FlagValues):
   for way in values.ways:
     if way not in WAYS:
       raise ValueError(f'--ways must be of {", ".join(WAYS)}, got {way!r}.')
+    most = WAYS[way]['depth'] if way == 'medusa' else values.num_draft_tokens
+    if not 1 <= values.num_draft_tokens <= most:
+      raise ValueError(
+        f"--num_draft_tokens must be at least 1, and at most 4 with Medusa's "
+        f'four heads, got {values.num_draft_tokens}.'
+      )
+  if values.num_prompts < 1:
+    raise ValueError(
+      f'--num_prompts must be at least 1, got {values.num_prompts}.'
+    )
   if values.json_out is not None:
     common.check_writable(values.json_out)
   target = conversions.load_model(values.target, 'bfloat16', 'none', None)
-  plain = measure(values.num_prompts, target, Nothing(), ())
   lines = []
   device = jax.devices()[0].platform.upper()
   print(
@@ -211,8 +226,10 @@ def main(values: flags.FlagValues):
     folder, report = train(values, way)
     with common.Progress(f'decoding with {way}'):
       proposer, params = make_proposer(values, target, way, folder)
+      # Plain decoding anew each time: the machine's speed drifts in training.
       found = beside(
-        measure(values.num_prompts, target, proposer, params), plain
+        measure(values.num_prompts, target, proposer, params),
+        measure(values.num_prompts, target, Nothing(), ()),
       )
     speed, rows = found['over_plain'], found['by_temperature']
     print(

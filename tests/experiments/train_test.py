@@ -149,6 +149,20 @@ class TableTest(Files):
       self.assertTrue(row['is_greedy_text_equal'])
       self.assertGreaterEqual(row['by_temperature']['1']['block_efficiency'], 1)
 
+  @parameterized.parameters(
+    ('--num_draft_tokens=5', "at most 4 with Medusa's four heads, got 5"),
+    ('--num_draft_tokens=0', 'at least 1, .* got 0'),
+    ('--num_prompts=0', '--num_prompts must be at least 1, got 0'),
+  )
+  def test_refused_before_training(self, flag, pattern):
+    out = self.folder / 'table'
+    code, _, err = self.run_script(
+      draft_table, draft_table.FLAG_GROUPS, [f'--out={out}', flag]
+    )
+    self.assertEqual(code, 2)
+    self.assertRegex(err, pattern)
+    self.assertFalse(out.exists())
+
 
 class KilledTest(Files):
   def start(self, name: str) -> subprocess.Popen:
