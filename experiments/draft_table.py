@@ -5,8 +5,9 @@ r"""Compares ways to train a draft, or a head, at equal budget on held-out text.
 
 Everything is trained for as many steps on the same rows, and is measured by
 decoding modules that were kept from training: block efficiency at K = 4,
-tokens/s beside plain decoding, and the share of first, second, ... drafts that
-are accepted where those before them were. A line of JSON each, as they come.
+tokens/s over plain decoding (the median of five rounds in turn), and the share
+of first, second, ... drafts that are accepted where those before them were. A
+line of JSON each, as they come.
 
 Drafts have one shape:
 
@@ -30,6 +31,7 @@ may share it, and one more with all of them measures.
 import dataclasses
 import json
 import pathlib
+import statistics
 import sys
 from typing import Any
 
@@ -68,6 +70,7 @@ WAYS: dict[str, dict[str, Any]] = {
   'eagle3': {'head': 'eagle3', 'depth': 4},
 }
 TEMPERATURES = (0.0, 1.0)
+_ROUNDS = 5
 
 
 def define_flags(values: flags.FlagValues):
@@ -180,14 +183,30 @@ def measure(
   return rows
 
 
-def beside(rows: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
-  """A row's figures beside those of plain decoding, without the texts."""
+def beside_plain(
+  num_prompts: int, target: Loaded, proposer: Proposer, params: Params
+) -> dict[str, Any]:
+  """A row's figures and, of rounds in turn, its speed over plain decoding.
+
+  The machine's own speed drifts, above all while something trains.
+  """
+  rounds = [
+    (
+      measure(num_prompts, target, proposer, params),
+      measure(num_prompts, target, Nothing(), ()),
+    )
+    for _ in range(_ROUNDS)
+  ]
+  rows, plain = rounds[0]
+  over = lambda one, t: (
+    one[0][t]['tokens_per_second'] / one[1][t]['tokens_per_second']
+  )
   return {
     'is_greedy_text_equal': rows['0']['tokens'] == plain['0']['tokens'],
     'over_plain': {
-      t: row['tokens_per_second'] / plain[t]['tokens_per_second']
-      for t, row in rows.items()
+      t: statistics.median(over(one, t) for one in rounds) for t in rows
     },
+    'over_plain_rounds': {t: [over(one, t) for one in rounds] for t in rows},
     'by_temperature': {
       t: {name: x for name, x in row.items() if name != 'tokens'}
       for t, row in rows.items()
@@ -226,11 +245,7 @@ def main(values: flags.FlagValues):
     folder, report = train(values, way)
     with common.Progress(f'decoding with {way}'):
       proposer, params = make_proposer(values, target, way, folder)
-      # Plain decoding anew each time: the machine's speed drifts in training.
-      found = beside(
-        measure(values.num_prompts, target, proposer, params),
-        measure(values.num_prompts, target, Nothing(), ()),
-      )
+      found = beside_plain(values.num_prompts, target, proposer, params)
     speed, rows = found['over_plain'], found['by_temperature']
     print(
       f'{way:<10} {report["num_parameters"] / 1000:10.0f} '

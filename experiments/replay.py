@@ -8,8 +8,9 @@ r"""Recomputes acceptance from a recorded run, without any model.
 Every emitted token has the laws of target and draft behind the text before it,
 so the text can be cut into steps again. What such a replay is worth:
 
-  exact     greedy rows, and coupled rows of a coupled run: text and drafts are
-            those of a new run with the same seeds, whatever K.
+  exact     greedy rows, and coupled rows of a coupled run that recorded enough
+            ids (--record_top): text and drafts are those of a new run with the
+            same seeds, whatever K.
   law       rejection, block and coupled at a temperature that was recorded:
             given the text, a drafted token was accepted with probability
             min(1, q / (w p)), w = 1 by token and the weight of block
@@ -28,7 +29,8 @@ few of the texts are like those of the other temperature, nor for a temperature
 above the recorded ones: record at the highest that will be asked for.
 
 How many drafts stand behind a rejection matters to draft_acceptance_rate alone;
-with --stop_rules=confidence:X it is taken from the text that was kept.
+with --stop_rules=confidence:X it is taken from the text that was kept, and the
+rate has no interval.
 """
 
 import dataclasses
@@ -162,7 +164,8 @@ def replay(
       low = high = value
     bounds = most.get(name, (0.0, 1.0))
     figures[name] = (value, None, None)
-    if weights.is_enough:
+    is_guessed = rule.reads_logits and name == 'draft_acceptance_rate'
+    if weights.is_enough and not is_guessed:
       figures[name] = (value, max(low, bounds[0]), min(high, bounds[1]))
   return Replay(
     cell=cell,

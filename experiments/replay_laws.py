@@ -19,6 +19,8 @@ RULES = ('greedy', 'rejection', 'coupled', 'block')
 _OFF = json.loads(json.dumps(dataclasses.asdict(SamplingOptions())))
 del _OFF['temperature']
 _ROWS = 64  # Positions looked at together.
+# Drafts of ids that were not recorded, which an exact replay would not see.
+_MOST_UNSEEN = 0.1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,7 +114,9 @@ def acceptance(
     is_rest_P = place == trace['law_id'].shape[1]
     tilt_P = log_p_P - is_rest_P * np.log(max(num_rest, 1)) - trace['chosen_p']
   is_certain = bool(np.all(is_hot_R)) or (
-    is_recorded and verify == trace.about['verify'] == 'coupled'
+    is_recorded
+    and verify == trace.about['verify'] == 'coupled'
+    and _num_unseen(trace) <= _MOST_UNSEEN
   )
   kind = 'exact' if is_certain else 'law'
   if trace.about['config'].get('proposer') == 'ngram':
@@ -252,6 +256,7 @@ def laws(
       # Of equal ids the lowest is the arg-max; ids are not sorted here, so two
       # equal largest ones would be both kept: only the first is.
       hot[np.cumsum(hot == 0, axis=1) > 1] = -np.inf
+      hot[np.isnan(law)] = np.nan
       law = law / np.where(heat > 0, heat, 1.0)
       law[:, -1] += np.log(num_rest) if num_rest else -np.inf
       law -= np.logaddexp.reduce(law, axis=1, keepdims=True)
@@ -276,11 +281,19 @@ def _coupled(p: np.ndarray, q: np.ndarray, place: np.ndarray) -> np.ndarray:
   return np.where(q_token[:, 0] > -np.inf, np.minimum(-total, 0.0), -np.inf)
 
 
+def _num_unseen(trace: trace_file.TraceFile) -> float:
+  """How many drafts are probably of ids that were not recorded."""
+  if np.all(np.isnan(trace['law_q'])):
+    return 0.0  # What prompt lookup drafts is made again.
+  _, q = laws(trace, trace['temperature'])
+  return float(np.sum(np.exp(q[:, -1])))
+
+
 def _race(trace: trace_file.TraceFile, q: np.ndarray) -> np.ndarray:
   """0 where the draft's own draw is the token, -inf where not, [P].
 
-  With the noise of the run, at the recorded ids; an id beyond them could win
-  with a chance of about its tail.
+  With the noise of the run, at the recorded ids: others hardly ever win, see
+  `_num_unseen`.
   """
   size = trace.about['vocab_size']
   draw = jax.jit(
@@ -314,7 +327,7 @@ def alpha_tv(
   heat = trace['temperature']
   if temperature is not None:
     heat = np.full_like(heat, temperature)
-  if np.all(np.isnan(trace['chosen_q'])):
+  if np.all(np.isnan(trace['law_q'])):
     return None
   try:
     p, q = laws(trace, heat)

@@ -220,8 +220,20 @@ def _check(path: str, about: dict[str, Any], arrays: dict[str, np.ndarray]):
   for name, dtype in DTYPES.items():
     need(name in arrays, f'{name} is missing')
     need(arrays[name].dtype == dtype, f'{name} must be {np.dtype(dtype)}')
-  for name in ('num_draft_tokens', 'vocab_size'):
-    need(isinstance(about.get(name), int), f'{name} must be a whole number')
+    num_axes = 2 if name in (*_LAW, 'draft') else 1
+    need(arrays[name].ndim == num_axes, f'{name} must have {num_axes} axes')
+  for name in ('config', 'environment'):
+    need(isinstance(about.get(name), dict), f'{name} must be an object')
+  need(isinstance(about.get('verify'), str), 'verify must be a text')
+  config = about['config']
+  sizes = {name: about.get(name) for name in ('num_draft_tokens', 'vocab_size')}
+  if config.get('proposer') == 'ngram':
+    sizes |= {name: config.get(name) for name in ('ngram_min', 'ngram_max')}
+  for name, size in sizes.items():
+    need(type(size) is int and size > 0, f'{name} must be a whole number > 0')
+  for name in ('token', 'prompt_token', 'law_id'):
+    is_id = (arrays[name] >= 0) & (arrays[name] < about['vocab_size'])
+    need(bool(np.all(is_id)), f'{name} must be in the vocabulary')
   options = about.get('options')
   need(
     isinstance(options, list)

@@ -70,8 +70,8 @@ def define_head_flags(values: flags.FlagValues):
   whole(
     'draft_vocab_size',
     None,
-    'With eagle3: it drafts only so many ids, those that come most often among '
-    'the predicted tokens of --data. If not given: all.',
+    'With mtp and eagle3: it drafts only so many ids, those that come most '
+    'often among the predicted tokens of --data. If not given: all.',
   )
   whole(
     'head_ffn_dim',
@@ -309,7 +309,8 @@ class TrainConfig:
       )
     is_unused = {
       'depth': self.head == 'medusa' and self.init is not None,
-      'draft_vocab_size': self.head != 'eagle3' or self.init is not None,
+      'draft_vocab_size': self.head in ('medusa', 'eagle')
+      or self.init is not None,
       'head_ffn_dim': self.head == 'medusa' or self.init is not None,
     }
     for name, is_idle in is_unused.items():

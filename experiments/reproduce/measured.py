@@ -7,7 +7,6 @@ the script works, not what it would find.
 
 import dataclasses
 import io
-import itertools
 import json
 import pathlib
 import tempfile
@@ -100,9 +99,12 @@ def rows(place: Place, task: str, num: int) -> list[dict[str, Any]]:
     task: humaneval, gsm8k, chat, or a category of Spec-Bench. The demo prompts
       stand in for all of them.
     num: how many.
+
+  Raises:
+    ValueError: there are fewer.
   """
   if place.is_quick:
-    return list(itertools.islice(_read(_DEMO_PROMPTS), num))
+    return _first(_read(_DEMO_PROMPTS), num, _DEMO_PROMPTS)
   folder = pathlib.Path(place.prompts)
   if task in ('humaneval', 'gsm8k'):
     found = _read(folder / f'{task}.jsonl')
@@ -116,7 +118,18 @@ def rows(place: Place, task: str, num: int) -> list[dict[str, Any]]:
   if task == 'chat':
     # One of each kind, then the second of each.
     found = sorted(found, key=lambda row: _nth(found, row))
-  return list(itertools.islice(found, num))
+  return _first(found, num, f'{task} in {folder}')
+
+
+def _first(
+  found: list[dict[str, Any]], num: int, where: Any
+) -> list[dict[str, Any]]:
+  if len(found) < num:
+    raise ValueError(
+      f'{num} prompts are needed, got {len(found)} of {where} that are not too '
+      'long.'
+    )
+  return found[:num]
 
 
 def _nth(all_rows: list[dict[str, Any]], row: dict[str, Any]) -> int:
@@ -126,7 +139,9 @@ def _nth(all_rows: list[dict[str, Any]], row: dict[str, Any]) -> int:
 
 
 def _read(path: pathlib.Path) -> list[dict[str, Any]]:
-  return [json.loads(line) for line in common.read_text(path).splitlines()]
+  # Not splitlines(): texts may hold other characters that end a line.
+  lines = common.read_text(path).split('\n')
+  return [json.loads(line) for line in lines if line.strip()]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -72,7 +72,8 @@ def read_documents(
         f'{path} must be UTF-8, byte {error.start} is not.'
       ) from None
     if path.suffix == '.jsonl':
-      for number, line in enumerate(text.splitlines(), 1):
+      # Not splitlines(): texts may hold other characters that end a line.
+      for number, line in enumerate(text.split('\n'), 1):
         if line.strip():
           where = f'{path}, line {number},'
           yield _from_row(_parse(line, where), tokenizer, where)

@@ -34,7 +34,7 @@ class HeadsTest(parameterized.TestCase):
     cls.model = target
     for kind, settings in (
       ('medusa', {'num_heads': 3}),
-      ('mtp', {}),
+      ('mtp', {'num_ids': 60}),
       ('eagle', {}),
       ('eagle3', {'num_ids': 60}),
     ):

@@ -14,7 +14,15 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, conversions, generate, replay, trace_file
+from experiments import (
+  common,
+  conversions,
+  generate,
+  replay,
+  replay_laws,
+  trace_file,
+)
+from experiments.reproduce import definitions
 from experiments.run_config import FLAG_GROUPS
 from specjax.testing import rules
 from tests.experiments import tiny_files
@@ -319,11 +327,12 @@ class FreshRunTest(parameterized.TestCase):
     super().setUpClass()
     cls.folder = cls.enterClassContext(tempfile.TemporaryDirectory())
 
-  def record(self, verify, temperature):
+  def record(self, verify, temperature, *flags):
     path = f'{self.folder}/{verify}.npz'
     code, err, result = run(
       self.folder,
       *pair(verify),
+      *flags,
       f'--record={path}',
       rows=rows_of(temperature),
     )
@@ -354,6 +363,26 @@ class FreshRunTest(parameterized.TestCase):
           self.assertAlmostEqual(value, figures[name], places=12)
         shares = np.array(figures['accepted_histogram']) / figures['num_steps']
         np.testing.assert_allclose(found.accepted_histogram, shares)
+
+  def test_how_many_drafts_confidence_made_is_guessed(self):
+    _, trace, _ = self.record('coupled', 0.0)
+    cell = replay.Cell(
+      num_draft_tokens=K, verify='coupled', stop_rule='confidence:0.5'
+    )
+    found = replay.replay(trace, cell)
+    self.assertEqual(found.kind, 'exact')
+    self.assertEqual(found.figures['draft_acceptance_rate'][1:], (None, None))
+    value, low, high = found.figures['block_efficiency']
+    self.assertEqual((low, high), (value, value))
+
+  def test_drafts_that_were_not_recorded_end_exactness(self):
+    _, trace, own = self.record('coupled', 1.0, '--record_top=3')
+    cell = replay.Cell(num_draft_tokens=K, verify='coupled')
+    found = replay.replay(trace, cell, confidence=0.99)
+    self.assertEqual(found.kind, 'law')
+    _, low, high = found.figures['block_efficiency']
+    self.assertBetween(own['block_efficiency'], low, high)
+    self.assertLess(low, high)
 
   def test_intervals_contain_fresh_runs(self):
     path, trace, own = self.record('rejection', 1.0)
@@ -424,6 +453,12 @@ class FreshRunTest(parameterized.TestCase):
         results[k] = result['aggregate']
       trace = trace_file.load(path)
       self.assertTrue(np.all(np.isnan(trace['law_q'])))
+      # There is no law to speak of, at temperature 0 either.
+      self.assertIsNone(replay_laws.alpha_tv(trace, 0.0))
+      self.assertNotIn('alpha_tv', definitions.measure(trace))
+      self.assertNotIn('expected_acceptance', definitions.measure(trace))
+      greedy = replay_laws.laws(trace, np.zeros(len(TEXTS), np.float32))[1]
+      self.assertTrue(np.all(np.isnan(greedy)))
       for k, figures in results.items():
         cell = replay.Cell(num_draft_tokens=k, verify=verify)
         found = replay.replay(trace, cell)
@@ -573,6 +608,9 @@ class BadInputTest(parameterized.TestCase):
       arrays = {n: value for n, value in arrays.items() if value is not None}
       return dataclasses.replace(trace, arrays=arrays)
 
+    def about(**changes):
+      return dataclasses.replace(trace, about={**trace.about, **changes})
+
     for wrong, message in (
       (broken(token=None), 'token is missing'),
       (broken(token=np.zeros(6)), 'token must be int32'),
@@ -587,10 +625,15 @@ class BadInputTest(parameterized.TestCase):
       ),
       (broken(num_tokens=np.array([-1, 7], np.int32)), 'not be negative'),
       (broken(law_p=np.zeros((6, 3), np.float32)), r'law_p must be \[6, 2\]'),
-      (
-        dataclasses.replace(trace, about={**trace.about, 'options': []}),
-        'one object per request',
-      ),
+      (broken(law_id=np.int32(0)), 'law_id must have 2 axes'),
+      (broken(seed=np.uint32(0)), 'seed must have 1 axes'),
+      (broken(token=np.full(6, 2, np.int32)), 'token must be in the vocab'),
+      (about(vocab_size='2'), 'vocab_size must be a whole number > 0'),
+      (about(num_draft_tokens=True), 'num_draft_tokens must be a whole number'),
+      (about(config=[]), 'config must be an object'),
+      (about(config={'proposer': 'ngram'}), 'ngram_min must be a whole number'),
+      (about(verify=None), 'verify must be a text'),
+      (about(options=[]), 'one object per request'),
     ):
       trace_file.save(self.path, wrong)
       with self.assertRaisesRegex(ValueError, message):

@@ -50,6 +50,7 @@ class HeadTest(HeadFiles):
   @parameterized.parameters(
     ('medusa', ('--depth=2',), 2),
     ('mtp', ('--head_ffn_dim=24', '--loss=tv', '--num_eval_prompts=2'), 4),
+    ('mtp', ('--draft_vocab_size=12', '--depth=2'), 2),
     ('eagle', (), 1),
     ('eagle3', ('--draft_vocab_size=12', '--depth=3'), 3),
   )
@@ -67,7 +68,7 @@ class HeadTest(HeadFiles):
     for i in range(depth):
       self.assertBetween(rows[-1][f'eval_overlap_{i}'], 0, 1)
     self.assertNotIn(f'eval_overlap_{depth}', rows[-1])
-    if kind == 'mtp':
+    if '--num_eval_prompts=2' in more:
       self.assertRegex(err, r'block efficiency \d\.\d\d at temperature 1\n$')
       for row in self.report(kind)['decoding']:
         self.assertGreater(row['block_efficiency'], 1)
@@ -178,7 +179,10 @@ class RefusedTest(HeadFiles):
       ((*mtp, '--depth=0'), 'depth must be >= 1, got 0.'),
       ((*mtp, '--depth=40'), 'length must be at least 42, two more than'),
       ((*mtp, '--written_by=draft'), 'must be none or target with --head'),
-      ((*mtp, '--draft_vocab_size=9'), '--draft_vocab_size is not used with'),
+      (
+        ('--head=eagle', target, '--draft_vocab_size=9'),
+        '--draft_vocab_size is not used with',
+      ),
       ((*mtp, f'--init={self.folder / "no"}'), 'does not exist'),
       (
         ('--head=medusa', target, '--head_ffn_dim=9'),

@@ -70,6 +70,7 @@ PROPOSERS_UNDER_TEST = (
     lambda model: EarlyExit(model=model, exit_layer=1, num_draft_tokens=3),
   ),
   ('mtp', with_head('mtp'), fed('mtp')),
+  ('mtp_reduced', with_head('mtp_reduced'), fed('mtp_reduced')),
   (
     'eagle3_confidence',
     with_head('eagle3_reduced'),

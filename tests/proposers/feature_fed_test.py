@@ -102,7 +102,7 @@ def run_of(kind: str):
 
 
 class DraftsTest(parameterized.TestCase):
-  @parameterized.parameters('mtp', 'eagle', 'eagle3_reduced')
+  @parameterized.parameters('mtp', 'mtp_reduced', 'eagle', 'eagle3_reduced')
   def test_they_are_those_of_a_loop_that_redoes_everything(self, kind):
     """After steps with every number of accepted drafts."""
     target = target_of()

@@ -38,6 +38,12 @@ class FilesTest(parameterized.TestCase):
     self.assertEqual(second.tokens.tolist(), [256, 1, 2, 3, 4])
     self.assertEqual(second.mask.tolist(), [False] * 2 + [True] * 3)
 
+  def test_only_a_newline_ends_a_row(self):
+    text = 'a\u2028b\x0bc'
+    line = json.dumps({'text': text}, ensure_ascii=False)
+    (document,) = self.read('a.jsonl', f'{line}\n')
+    self.assertEqual(document.tokens.tolist(), [256, *text.encode()])
+
   def test_a_result_of_generate(self):
     request = {'text': 'b', 'prompt_tokens': [256], 'tokens': [98, 256]}
     (document,) = self.read('a.json', json.dumps({'requests': [request]}))

@@ -82,7 +82,7 @@ def log_laws(target, params, tokens_BT):
 
 
 class FeatureLossTest(parameterized.TestCase):
-  @parameterized.parameters('mtp', 'eagle3_reduced')
+  @parameterized.parameters('mtp', 'mtp_reduced', 'eagle3_reduced')
   def test_every_depth_is_taught_the_law_it_drafts_with(self, kind):
     head, trained, frozen = made(kind)
     mask_BT = np.random.default_rng(3).random((B, T)) < 0.7

@@ -234,6 +234,15 @@ def output_head(target: Transformer, target_params: Params) -> Array:
   return wide_OI[: target.vocab_size]
 
 
+def reduced_output_head(
+  target: Transformer, target_params: Params, ids_R: Array | None, dtype: str
+) -> Array:
+  """Its rows of a reduced vocabulary, or all of them for None, [R, D]."""
+  head_VD = output_head(target, target_params)
+  rows = head_VD if ids_R is None else head_VD[ids_R]
+  return rows.astype(dtype)
+
+
 def last_layer(
   target: Transformer, target_params: Params, block: Transformer, own: Params
 ) -> Params:

@@ -92,7 +92,7 @@ def build(
     target: the model it drafts for.
     dtype: of its weights and activations.
     **settings: further fields of the head's class, as num_heads for 'medusa'
-      and num_ids for 'eagle3'.
+      and num_ids for 'mtp' and 'eagle3'.
 
   Raises:
     ValueError: an unknown kind, or a target that has no hiddens.

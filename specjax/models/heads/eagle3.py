@@ -109,9 +109,6 @@ class Eagle3:
     `fc` takes this layer alone, and the block is the target's last one; final
     norm and the rows of the output head are the target's.
     """
-    head_VD = base.output_head(self.target, target_params)
-    if self.num_ids is not None:
-      head_VD = head_VD[params['ids']]
     d, num = self.block.embed_dim, len(self.target_features)
     (layer,) = params['layers']
     return {
@@ -121,7 +118,9 @@ class Eagle3:
         base.last_layer(self.target, target_params, self.block, layer),
       ),
       'norm': target_params['final_norm'],
-      'head': head_VD.astype(self.block.dtype),
+      'head': base.reduced_output_head(
+        self.target, target_params, params.get('ids'), self.block.dtype
+      ),
     }
 
   def fuse(self, params: Params, features_BTE: Array) -> Array:

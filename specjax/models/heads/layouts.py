@@ -5,7 +5,8 @@
   eagle    fc.weight fc.bias layers.0.self_attn.q_proj.weight ...
   eagle3   fc.weight midlayer.hidden_norm.weight ... norm lm_head d2t t2d
   mtp      model.layers.N.{enorm,hnorm,eh_proj,shared_head.norm}.weight and a
-           block, N behind the target's layers; or MiMo's model.mtp_layers.0
+           block, N behind the target's layers; or MiMo's model.mtp_layers.0;
+           with a reduced vocabulary shared_head.head is its own, beside d2t t2d
 
 `d2t[i]` is the target's id of the head's id i, *less i*.
 """
@@ -31,6 +32,7 @@ Config = Mapping[str, Any]
 EMBED, OUTPUT_HEAD = 'embed_tokens.weight', 'lm_head.weight'
 # Of a layer whose attention reads embeddings beside the stream.
 _SIDE_NORM = 'input_layernorm.weight'
+_MTP_HEAD = 'shared_head.head.weight'
 _MAX_HEADS, _MAX_BLOCKS = 64, 16
 
 
@@ -297,29 +299,33 @@ def _mtp(config, names, target: Transformer, dtype: str) -> Layout:
   config = {**config, 'num_hidden_layers': 1}
   if config.get('model_type') == 'mimo':
     config['model_type'] = 'qwen2'
-  head = MTP(target=target, block=_block(config, target, dtype))
   (prefix,) = prefixes
-  if '.mtp_layers.' in prefix:
-    return Layout(head, mimo_names(head, f'{prefix}.'), hidden_first=True)
-  return Layout(
-    head,
-    mtp_names(head, f'{prefix}.'),
-    (
-      (f'{prefix}.embed_tokens.weight', 'embed'),
-      (f'{prefix}.shared_head.head.weight', 'head'),
-    ),
+  is_mimo = '.mtp_layers.' in prefix
+  head = MTP(
+    target=target,
+    block=_block(config, target, dtype),
+    num_ids=None if is_mimo else _num_ids(config, names, target),
   )
+  if is_mimo:
+    return Layout(head, mimo_names(head, f'{prefix}.'), hidden_first=True)
+  shared = [(f'{prefix}.embed_tokens.weight', 'embed')]
+  if head.num_ids is None:
+    shared.append((f'{prefix}.{_MTP_HEAD}', 'head'))
+  return Layout(head, mtp_names(head, f'{prefix}.'), tuple(shared))
 
 
 def mtp_names(head: MTP, prefix: str) -> Params:
-  """DeepSeek-V3's, of a dense block."""
-  return {
+  """DeepSeek-V3's, of a dense block; of the reduced vocabulary EAGLE-3's."""
+  names = {
     'embed_norm': f'{prefix}enorm.weight',
     'hidden_norm': f'{prefix}hnorm.weight',
     'proj': f'{prefix}eh_proj.weight',
     'layers': layer_names(head.block, prefix),
     'norm': f'{prefix}shared_head.norm.weight',
   }
+  if head.num_ids is not None:
+    names |= {'head': f'{prefix}{_MTP_HEAD}', 'ids': 'd2t'}
+  return names
 
 
 def mimo_names(head: MTP, prefix: str) -> Params:
@@ -390,6 +396,8 @@ def _written_mtp(head: MTP):
     'num_hidden_layers': number,
     'num_nextn_predict_layers': 1,
   }
+  if head.num_ids is not None:
+    config['draft_vocab_size'] = head.num_ids
   names = mtp_names(head, f'model.layers.{number}.')
   return 'model.safetensors', config, names
 

@@ -25,22 +25,25 @@ class MTP:
   Source: DeepSeek-V3, arXiv:2412.19437, section 2.2. Deviations: the block is
     dense; one module serves every depth, where the paper trains one for each
     (published models have one); the embedding comes first in M's input, as in
-    the published weights.
+    the published weights; over some of the target's ids, as EAGLE-3 has them,
+    the output head is its own.
 
   Attributes:
     target: the model it drafts for.
     block: its layer.
+    num_ids: R, ids of its own vocabulary; None: all of the target's.
 
   Raises:
-    ValueError: the block does not fit the target.
+    ValueError: the block does not fit the target, or R is not in 1..V.
   """
 
   target: Transformer
   block: Transformer
-  num_ids = None
+  num_ids: int | None = None
 
   def __post_init__(self):
     base.check_block(self.target, self.block, input_norm=True, side_dim=0)
+    base.check_num_ids(self.num_ids, self.vocab_size)
 
   @property
   def target_features(self) -> tuple[int, ...]:
@@ -63,23 +66,37 @@ class MTP:
     return self.block.dtype
 
   def param_specs(self) -> Params:
-    """{'embed_norm', 'hidden_norm', 'proj', 'layers', 'norm'}."""
+    """{'embed_norm', 'hidden_norm', 'proj', 'layers', 'norm', 'head'?, 'ids'?}.
+
+    The last two with a reduced vocabulary.
+    """
     d = self.block.embed_dim
-    return {
+    specs = {
       'embed_norm': base.norm_spec(self.block),
       'hidden_norm': base.norm_spec(self.block),
       'proj': base.weight_spec(self.block, ('embed', None), d, 2 * d),
       'layers': self.block.param_specs()['layers'],
       'norm': base.norm_spec(self.block),
     }
+    if self.num_ids is not None:
+      specs['head'] = base.weight_spec(
+        self.block, ('vocab', 'embed'), self.num_ids, d
+      )
+      specs['ids'] = base.ids_spec(self.num_ids)
+    return specs
 
   def init(self, key: Key) -> Params:
-    """Random parameters in the block's dtype; `key` is consumed."""
+    """Random parameters; a reduced vocabulary has the first R ids."""
     return base.init_params(self, key)
 
   def begin(self, params: Params, target_params: Params) -> Params:
     """With the target's final norm before its output head."""
-    return {**params, 'norm': target_params['final_norm']}
+    begun = {**params, 'norm': target_params['final_norm']}
+    if self.num_ids is not None:
+      begun['head'] = base.reduced_output_head(
+        self.target, target_params, params['ids'], self.block.dtype
+      )
+    return begun
 
   def fuse(self, params: Params, features_BTE: Array) -> Array:
     """What h is, [B, T, D]: the target's stream behind its final norm."""
@@ -108,5 +125,10 @@ class MTP:
     return blocks.norm(self.block, own, 'norm', x_BTD), cache
 
   def unembed(self, params: Params, feature_BTD: Array) -> Array:
-    """float32 [B, T, V], by the target's output head."""
+    """float32 [B, T, V] by the target's output head, or [B, T, R]."""
+    if self.num_ids is not None:
+      own = params['proposer']
+      return blocks.dense(
+        self.block, own, 'head', feature_BTD, dtype=jnp.float32
+      )
     return base.target_logits(self.target, params, feature_BTD)

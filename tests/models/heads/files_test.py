@@ -46,6 +46,14 @@ NAMES = {
     'model.layers.2.input_layernorm.weight',
     *(f'model.layers.2.{x}' for x in _BLOCK),
   ],
+  'mtp_reduced': [
+    *(f'model.layers.2.{x}.weight' for x in ('enorm', 'hnorm', 'eh_proj')),
+    *(f'model.layers.2.shared_head.{x}.weight' for x in ('norm', 'head')),
+    'model.layers.2.input_layernorm.weight',
+    *(f'model.layers.2.{x}' for x in _BLOCK),
+    'd2t',
+    't2d',
+  ],
   'medusa_own': [
     f'{i}.{x}'
     for i in range(3)
@@ -144,7 +152,9 @@ class FilesTest(parameterized.TestCase):
     files.save_head(self.folder, head, params)
     self.assert_same(self.load('mtp'), (head, params))
 
-  @parameterized.parameters('eagle', 'eagle3_reduced', 'mtp', 'medusa_own')
+  @parameterized.parameters(
+    'eagle', 'eagle3_reduced', 'mtp', 'mtp_reduced', 'medusa_own'
+  )
   def test_every_tensor_is_needed_and_none_is_left_over(self, name):
     self.save(name)
     tensors = self.tensors()

@@ -100,12 +100,17 @@ def eagle3(w, config, embed, feature, head):
     axis=-1,
   )
   x = _layer(w, config, 'midlayer.', feature, both)
-  own = rms(x, w['norm.weight'], config) @ w['lm_head.weight'].T
+  y = rms(x, w['norm.weight'], config)
+  return x, _of_all_ids(w, config, y @ w['lm_head.weight'].T)
+
+
+def _of_all_ids(w, config, own):
+  """Logits of the head's own ids, -inf of others."""
   if 'd2t' not in w:
-    return x, own
-  logits = np.full((len(x), config['vocab_size']), -np.inf)
+    return own
+  logits = np.full((len(own), config['vocab_size']), -np.inf)
   logits[:, np.arange(len(w['d2t'])) + w['d2t']] = own
-  return x, logits
+  return logits
 
 
 def eagle3_feature(w, layers):
@@ -125,7 +130,8 @@ def mtp(w, config, embed, feature, head):
   y = rms(x, w[f'{p}input_layernorm.weight'], config)
   x = _layer(w, config, p, x, y)
   x = rms(x, w[f'{p}shared_head.norm.weight'], config)
-  return x, x @ head.T
+  own = w.get(f'{p}shared_head.head.weight', head)
+  return x, _of_all_ids(w, config, x @ own.T)
 
 
 def medusa(w, config, last, head):

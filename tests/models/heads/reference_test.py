@@ -30,7 +30,9 @@ def reference(kind, tensors, config, embed, last, features, head):
 
 
 class ReferenceTest(parameterized.TestCase):
-  @parameterized.parameters('eagle', 'eagle3_reduced', 'mtp', 'medusa_own')
+  @parameterized.parameters(
+    'eagle', 'eagle3_reduced', 'mtp', 'mtp_reduced', 'medusa_own'
+  )
   def test_logits(self, name):
     head = tiny_heads.head_of(name, TARGET)
     params = tiny_heads.params_of(head)

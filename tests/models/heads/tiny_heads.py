@@ -28,8 +28,11 @@ def block_of(target: Transformer, **changes) -> Transformer:
 
 
 def head_of(kind: str, target: Transformer):
-  if kind == 'mtp':
-    return MTP(target=target, block=block_of(target))
+  num_ids = None
+  if kind.endswith('_reduced'):
+    num_ids = (target.vocab_size + 1) // 2
+  if kind.startswith('mtp'):
+    return MTP(target=target, block=block_of(target), num_ids=num_ids)
   if kind == 'eagle':
     return Eagle(target=target, block=block_of(target, input_norm=False))
   if kind == 'medusa':
@@ -42,7 +45,7 @@ def head_of(kind: str, target: Transformer):
     target=target,
     block=block_of(target, side_dim=target.embed_dim),
     target_features=default_layers(target.num_layers),
-    num_ids=(target.vocab_size + 1) // 2 if kind == 'eagle3_reduced' else None,
+    num_ids=num_ids,
   )
 
 
