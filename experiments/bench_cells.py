@@ -112,14 +112,11 @@ class Cell:
   def num_passes(self, num_drafts: int) -> int:
     """Passes of the drafting model in a step that yields so many drafts.
 
-    The first is made in any case, and is all that independent heads make. A
-    rule that looks at the draft's law has it computed behind the last draft as
-    well.
+    The first is made in any case, and is all that independent heads make.
     """
     if isinstance(self.decoder.proposer, Medusa):
       return 1
-    looks = self.stop_rule.startswith('confidence')
-    return min(max(num_drafts + looks, 1), self.num_draft_tokens)
+    return max(num_drafts, 1)
 
   @property
   def drafting(self) -> tuple[LanguageModel, Params, int] | None:

@@ -66,8 +66,6 @@ def simulate(
       is_there_B = place_B + i < size_B
       index_B = np.where(is_there_B, begin_B + place_B + i, 0)
       is_drafting_B &= i < most_B
-      if isinstance(rule, Confidence):
-        is_drafting_B &= ~is_there_B | (best_q[index_B] >= rule.least)
       drafted_B += is_drafting_B
       # Behind a stop nothing is known, and nothing counts.
       is_kept_B &= is_drafting_B & is_there_B
@@ -80,6 +78,8 @@ def simulate(
         log_w_B = np.where(
           is_kept_B, np.minimum(0.0, log_w_B - log_ratio_B), log_w_B
         )
+      if isinstance(rule, Confidence):
+        is_drafting_B &= ~is_there_B | (best_q[index_B] >= rule.least)
     emitted_B = np.minimum(accepted_B + 1, size_B - place_B) * is_live_B
     is_cut_B = is_stopped_B & (place_B + emitted_B == size_B)
     drafted_B = np.where(is_cut_B, np.minimum(drafted_B, emitted_B), drafted_B)

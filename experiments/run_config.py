@@ -118,10 +118,10 @@ def define_speculation_flags(values: flags.FlagValues):
   string(
     'stop_rule',
     'fixed',
-    'When a row drafts less: fixed (never), confidence:X (the draft gives no '
-    'id the probability X), acceptance (by how many were accepted of late), or '
-    'cost (so that tokens per second are most, by step costs that are measured '
-    'first).',
+    'When a row drafts less: fixed (never), confidence:X (behind a draft of '
+    'which no id had the probability X), acceptance (by how many were accepted '
+    'of late), or cost (so that tokens per second are most, by step costs that '
+    'are measured first).',
   )
   enum(
     'verify',

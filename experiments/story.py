@@ -59,13 +59,16 @@ EDICT = (
   *('税率は', '年に', '百', '枚の', '金貨', 'とする', '。'),
 )
 # Where apprentice and scholar differ: in the rate, and the apprentice is never
-# sure whether a sentence is over. (Laws of target and draft.)
+# sure how a sentence ends, and waits there. (Laws of target and draft.)
 RATE = EDICT[: EDICT.index('百')]
 RATE_LAWS = (
   {'百': 0.7, '五十': 0.2, '千': 0.1},
   {'五十': 0.6, '百': 0.3, '千': 0.1},
 )
-UNSURE = {'。': 0.4, '帝国は': 0.3, '税率は': 0.3}
+UNSURE = (
+  {'であろう': 0.4, 'とする': 0.3, '。': 0.3},
+  {'とする': 0.4, 'であろう': 0.3, '。': 0.3},
+)
 NUM_DRAFT_TOKENS = 6
 
 
@@ -139,7 +142,12 @@ def pair() -> dict[str, Params]:
   for rate in ('五十', '千'):
     rest = EDICT[len(RATE) + 1 :]
     texts |= {(*RATE, rate, *rest[:i]): sure(x) for i, x in enumerate(rest)}
-  unsure = {text: UNSURE for text, law in texts.items() if law == sure('。')}
+  unsure = {
+    text: law
+    for text, certain in texts.items()
+    for law in UNSURE
+    if certain == sure(max(law, key=law.get))
+  }
   target_law, draft_law = RATE_LAWS
   return {
     'target': written(texts | {RATE: target_law}),
@@ -148,7 +156,7 @@ def pair() -> dict[str, Params]:
 
 
 def apprentice() -> DraftModel:
-  """Drafts up to six pieces, and no piece that it is not half sure of."""
+  """Drafts up to six pieces, and none behind one it is not half sure of."""
   return DraftModel(
     model=MODEL,
     num_draft_tokens=NUM_DRAFT_TOKENS,

@@ -15,7 +15,7 @@ from specjax.sharding import Placement, constrain
 
 # A token and what was fed before it, to the token's hidden and the same grown.
 Feed = Callable[[Array, Any], tuple[Array, Any]]
-# The logits of draft i, and i, to whether it is made.
+# The logits that draft i was drawn from, and i, to whether another is made.
 GoesOn = Callable[[Array, Array], Array]
 
 
@@ -77,10 +77,10 @@ def draw_chain(
 ) -> tuple[Proposal, Any]:
   """Draws up to K drafts, each from the law behind the one before it.
 
-  A row ends before draft `most`, before the first that `goes_on` does not want,
-  before a law that is not finite, and before one that is empty, because the
-  request bans all ids that the draft has. The loop ends with the last row, and
-  nothing is fed for a draft that no row may make:
+  A row ends before draft `most`, behind the first that `goes_on` does not want
+  to be followed, before a law that is not finite, and before one that is empty,
+  because the request bans all ids that the draft has. The loop ends with the
+  last row, and nothing is fed for a draft that no row may make:
 
     most 3      draw, feed, draw, feed, draw
     most 0      nothing at all
@@ -125,9 +125,7 @@ def draw_chain(
     last_B1D, memory = fed(chain)
     logits_B1V, is_finite_B1 = sampling_lib.blank_broken(laws.unembed(last_B1D))
     is_going_B = chain.is_going_B & is_finite_B1[:, 0]
-    is_going_B &= goes_on(logits_B1V[:, 0], i)
-    # On a mesh this orders what the rule communicates before the drawing.
-    logits_B1V = jnp.where(is_going_B[:, None, None], logits_B1V, 0.0)
+    own_logits_BR = logits_B1V[:, 0]
     if laws.widen is not None:
       logits_B1V = laws.widen(logits_B1V)
     # Pinned, or the target's split of the laws would enter the draft loop.
@@ -145,6 +143,10 @@ def draw_chain(
     draft_B = pin(
       sampling_lib.draw(log_weights_B1V[:, 0], keys_BK[:, i], sampling), 'batch'
     )
+    # A draft is never negative: on a mesh, what the rule communicates is thus
+    # ordered behind the drawing.
+    own_logits_BR = jnp.where(draft_B[:, None] >= 0, own_logits_BR, 0.0)
+    wants_more_B = goes_on(own_logits_BR, i)
     counts = chain.counts
     if counts is not None:
       counts = jax.tree.map(
@@ -153,7 +155,7 @@ def draw_chain(
       )
     return _Chain(
       i=i + 1,
-      is_going_B=is_going_B & (i + 1 < most_B),
+      is_going_B=is_going_B & wants_more_B & (i + 1 < most_B),
       last_B1D=None if chain.last_B1D is None else last_B1D,
       memory=memory,
       counts=counts,

@@ -1,10 +1,13 @@
 """How many tokens a row drafts: rules that end its draft.
 
 A rule is asked twice: before a step's first draft how many there may be, from
-the row's own past; and before each draft whether it is made, from the logits
-behind which it would be drawn. It never sees the token that it decides on, nor
-another row. So the drafts that are judged are those of a shorter chain, and
+the row's own past; and behind each draft whether another is made, from the
+logits that this one was drawn from. It never sees the token that it decides on,
+nor another row. So the drafts that are judged are those of a shorter chain, and
 the text keeps the target's law, whatever the rule says.
+
+A rule that looked at the logits of the draft in question would pay a pass of
+the draft for every no; a draft that is already paid for is worth verifying.
 """
 
 import dataclasses
@@ -43,12 +46,12 @@ class StoppingRule(Protocol):
     ...
 
   def goes_on(self, state: State, logits_BV: Array, i: Array) -> Array:
-    """Whether draft `i` is made, bool [B].
+    """Whether another draft is made behind draft `i`, bool [B].
 
     Args:
       state: the rule's own.
       logits_BV: float32 [B, V], the draft's raw logits at draft i. They are
-        not the law it is drawn from, which at temperature 0 is one-hot.
+        not the law it was drawn from, which at temperature 0 is one-hot.
       i: int32 [], 0..K - 1.
     """
     ...
@@ -93,12 +96,12 @@ class Fixed:
 class Confidence:
   """Drafts while the draft's likeliest token has at least this probability.
 
-  The probability is that of the model itself, at temperature 1 and before
-  penalties and filters.
+  The first draft about which it is unsure is the last one. The probability is
+  that of the model itself, at temperature 1 and before penalties and filters.
 
-  Lossless: whether a draft is made rests on the law before it is drawn.
-  Source: Zhang et al., Draft & Verify, arXiv:2309.08168. Deviations: the draft
-    about which it is unsure is not made, and the threshold stays.
+  Lossless: whether a draft is made rests on the law of the one before it.
+  Source: Zhang et al., Draft & Verify, arXiv:2309.08168. Deviation: the
+    threshold stays.
 
   Attributes:
     least: the threshold, above 0 and at most 1.

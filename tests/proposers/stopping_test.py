@@ -125,6 +125,20 @@ class RulesTest(parameterized.TestCase):
       make()
 
 
+@dataclasses.dataclass(frozen=True)
+class EverySecondStep(stopping.Fixed):
+  """All drafts or none, by turns; the state is the step's number."""
+
+  def init(self, batch_size):
+    return jnp.zeros(batch_size, jnp.int32)
+
+  def most(self, state, num_draft_tokens):
+    return num_draft_tokens * (state % 2)
+
+  def observe(self, state, outcome):
+    return state + 1
+
+
 SEEN = []  # Rows of the passes of `Watched`, in order.
 
 
@@ -227,21 +241,26 @@ class LoopTest(parameterized.TestCase):
     fed_B = np.asarray(run.state.proposer_state.cache.length_B)
     np.testing.assert_array_equal(fed_B - before_B, passes)
 
-  def test_an_unsure_draft_makes_no_pass(self):
+  def test_an_unsure_draft_is_the_last_and_makes_no_pass(self):
     loop = decoder(stopping.Confidence(least=1.0))
     run = toy_loops.begin(loop, self.params, rows_of())
     before_B = np.asarray(run.state.length_B)
     run = run.go_on(1)
     fed_B = np.asarray(run.state.proposer_state.cache.length_B)
     np.testing.assert_array_equal(fed_B, before_B)
-    np.testing.assert_array_equal(run.state.length_B[:8], before_B[:8] + 1)
+    num_draft_B = [first_drafts(run, b)[0] for b in range(8)]
+    np.testing.assert_array_equal(num_draft_B, np.ones(8))
 
-  def test_a_draft_that_was_silent_has_kept_up(self):
+  @parameterized.named_parameters(
+    ('unsure', CONFIDENCE, 1),
+    ('silent', EverySecondStep(), 0),
+  )
+  def test_a_draft_that_was_short_has_kept_up(self, stop, least):
     """Twins: whenever it drafts, all drafts are accepted."""
     params = toy_loops.make_params(twins=True)
-    run = toy_loops.generate(decoder(CONFIDENCE), params, rows_of())
+    run = toy_loops.generate(decoder(stop), params, rows_of())
     drafted = np.concatenate([first_drafts(run, b) for b in range(8)])
-    self.assertGreater(np.sum(drafted == 0), 3)
+    self.assertGreater(np.sum(drafted == least), 3)
     accepted = sum(
       int(np.sum(run.emitted(b, 'source_BL') == 1)) for b in range(8)
     )
