@@ -63,7 +63,7 @@ def functions() -> Iterator[str]:
       tree = ast.parse(text)
     except SyntaxError:
       continue  # Templates among the library's files.
-    lines = text.splitlines()
+    lines = text.split('\n')  # As the parser counts them.
     for node in ast.walk(tree):
       if not isinstance(node, ast.FunctionDef):
         continue
@@ -124,6 +124,8 @@ def main(values: flags.FlagValues):
     if values[name].value < 0:
       raise ValueError(f'{name} must be >= 0, got {values[name].value}.')
   temperatures = [_temperature(text) for text in values.temperatures]
+  if not temperatures:
+    raise ValueError('--temperatures must have one number or more, got none.')
   out = pathlib.Path(values.out)
   if out.exists():
     raise ValueError(f'--out must not exist yet, {out} does.')

@@ -90,9 +90,9 @@ def place_of(values: flags.FlagValues) -> Place:
 
 
 def rows(place: Place, task: str, num: int) -> list[dict[str, Any]]:
-  """The first prompts of a task that are no longer than 2000 characters.
+  """The first prompts of a task, one turn each.
 
-  One turn each.
+  Those of Spec-Bench that are longer than 2000 characters are left out.
 
   Args:
     place: where they are.
@@ -126,8 +126,8 @@ def _first(
 ) -> list[dict[str, Any]]:
   if len(found) < num:
     raise ValueError(
-      f'{num} prompts are needed, got {len(found)} of {where} that are not too '
-      'long.'
+      f'{num} prompts are needed, got {len(found)} of {where} (of Spec-Bench '
+      f'up to {_MOST_CHARACTERS} characters).'
     )
   return found[:num]
 

@@ -81,6 +81,7 @@ class TrainingPromptsTest(parameterized.TestCase):
     (('--num_held_out=-1',), 'num_held_out must be >= 0, got -1'),
     (('--temperatures=0,warm',), "temperatures .* numbers >= 0, got 'warm'"),
     (('--temperatures=-1',), "temperatures .* numbers >= 0, got '-1'"),
+    (('--temperatures=',), '--temperatures must have one number or more'),
   )
   def test_bad_input(self, flags, message):
     if flags:
