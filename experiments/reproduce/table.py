@@ -69,9 +69,8 @@ Every definition of acceptance side by side; in brackets where 95 % of resampled
 prompts lie. `tokens_per_step` counts correction and bonus; `alpha_tested` is
 accepted over tested drafts, `draft_acceptance_rate` over all of them;
 `expected_acceptance` is the mean of sum min(p, q) at tested drafts, `alpha_tv`
-at every token, and neither means anything for prompt lookup, which has no laws
-(their zeros are not measurements); `alpha_of_tau` would yield as many tokens a
-step if drafts were accepted independently.
+at every token (prompt lookup has no laws, and neither); `alpha_of_tau` would
+yield as many tokens a step if drafts were accepted independently.
 """
 
 
