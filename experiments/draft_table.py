@@ -70,7 +70,7 @@ WAYS: dict[str, dict[str, Any]] = {
   'eagle3': {'head': 'eagle3', 'depth': 4},
 }
 TEMPERATURES = (0.0, 1.0)
-_ROUNDS = 5
+_ROUNDS, _MOST_PROMPTS = 5, 10_000
 
 
 def define_flags(values: flags.FlagValues):
@@ -220,15 +220,17 @@ def main(values: flags.FlagValues):
   for way in values.ways:
     if way not in WAYS:
       raise ValueError(f'--ways must be of {", ".join(WAYS)}, got {way!r}.')
-    most = WAYS[way]['depth'] if way == 'medusa' else values.num_draft_tokens
-    if not 1 <= values.num_draft_tokens <= most:
-      raise ValueError(
-        f"--num_draft_tokens must be at least 1, and at most 4 with Medusa's "
-        f'four heads, got {values.num_draft_tokens}.'
-      )
-  if values.num_prompts < 1:
+  if not values.ways:
+    raise ValueError(f'--ways must have one of {", ".join(WAYS)}, got none.')
+  most = WAYS['medusa']['depth'] if 'medusa' in values.ways else 64
+  if not 1 <= values.num_draft_tokens <= most:
     raise ValueError(
-      f'--num_prompts must be at least 1, got {values.num_prompts}.'
+      '--num_draft_tokens must be in 1..64, and in 1..4 with the four heads of '
+      f'medusa, got {values.num_draft_tokens}.'
+    )
+  if not 1 <= values.num_prompts <= _MOST_PROMPTS:
+    raise ValueError(
+      f'--num_prompts must be in 1..{_MOST_PROMPTS}, got {values.num_prompts}.'
     )
   if values.json_out is not None:
     common.check_writable(values.json_out)

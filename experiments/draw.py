@@ -103,6 +103,8 @@ def laws(
 
   Of the likeliest ids; the residual is that among them.
   """
+  if np.all(np.isnan(trace['law_q'])):
+    raise ValueError('a draft that is looked up has no law to be drawn.')
   rows = _rows(trace, request)
   corrected = np.flatnonzero(trace['source'][rows] == CORRECTION)
   at = rows.start + (corrected[0] if len(corrected) else 0)

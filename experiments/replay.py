@@ -17,7 +17,9 @@ so the text can be cut into steps again. What such a replay is worth:
             verification otherwise. A new run has other texts of the same law.
   estimate  another temperature, whose texts are other texts: those that were
             recorded count by how likely they are there (replay_weights.py says
-            how); ids that were not recorded share their tail alike.
+            how); ids that were not recorded share their tail alike. Coupled
+            rows as well, where the draft may have drawn more than one id in a
+            hundred that was not recorded; these have no interval.
 
 A trace may hold requests of several temperatures; those that were recorded at
 the one asked for are used alone. What prompt lookup drafts is looked up again.
@@ -136,7 +138,7 @@ def replay(
     if not step_costs:
       raise ValueError('--stop_rules=cost needs --step_costs.')
     rule = Cost(step_costs=step_costs)
-  if found.kind == 'estimate':
+  if not found.is_recorded:
     weights = replay_weights.tilted(
       found.trace, found.log_tilt_P, cell.temperature
     )
@@ -164,7 +166,10 @@ def replay(
       low = high = value
     bounds = most.get(name, (0.0, 1.0))
     figures[name] = (value, None, None)
-    is_guessed = rule.reads_logits and name == 'draft_acceptance_rate'
+    # Ids that the draft may have drawn are missing, or drafts behind the text.
+    is_guessed = (found.is_recorded and found.kind == 'estimate') or (
+      rule.reads_logits and name == 'draft_acceptance_rate'
+    )
     if weights.is_enough and not is_guessed:
       figures[name] = (value, max(low, bounds[0]), min(high, bounds[1]))
   return Replay(
@@ -317,6 +322,8 @@ def worth(one: Replay) -> str:
   """The kind of a replay, and what an estimate rests on."""
   if one.kind != 'estimate':
     return one.kind
+  if not one.window:
+    return 'estimate: ids that the draft may have drawn were not recorded'
   text = f'estimate: {one.num_texts:.1f} of {one.num_requests} texts count'
   if one.figures[_FIRST][1] is None:
     return f'{text}, too few or too cold for an interval'

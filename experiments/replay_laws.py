@@ -19,8 +19,9 @@ RULES = ('greedy', 'rejection', 'coupled', 'block')
 _OFF = json.loads(json.dumps(dataclasses.asdict(SamplingOptions())))
 del _OFF['temperature']
 _ROWS = 64  # Positions looked at together.
-# Drafts of ids that were not recorded, which an exact replay would not see.
-_MOST_UNSEEN = 0.1
+# Drafts of ids that were not recorded: how many an exact replay may miss in
+# all, and an interval per token.
+_MOST_UNSEEN, _MOST_UNSEEN_SHARE = 0.1, 0.01
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,6 +71,7 @@ class Acceptance(NamedTuple):
     trace: the requests it is about.
     drafts: of either kind.
     kind: 'exact', 'law' or 'estimate', see `replay`.
+    is_recorded: the texts were drawn at the temperature asked for.
     log_tilt_P: log of the token's probability at the temperature asked for
       over that at which it was drawn; zeros but for an estimate.
   """
@@ -77,6 +79,7 @@ class Acceptance(NamedTuple):
   trace: trace_file.TraceFile
   drafts: ByLaw | ByLookup
   kind: str
+  is_recorded: bool
   log_tilt_P: np.ndarray
 
 
@@ -113,12 +116,17 @@ def acceptance(
     num_rest = trace.about['vocab_size'] - trace['law_id'].shape[1]
     is_rest_P = place == trace['law_id'].shape[1]
     tilt_P = log_p_P - is_rest_P * np.log(max(num_rest, 1)) - trace['chosen_p']
+  num_unseen = 0.0
+  if is_recorded and verify == 'coupled':
+    num_unseen = _num_unseen(trace)
   is_certain = bool(np.all(is_hot_R)) or (
     is_recorded
     and verify == trace.about['verify'] == 'coupled'
-    and _num_unseen(trace) <= _MOST_UNSEEN
+    and num_unseen <= _MOST_UNSEEN
   )
   kind = 'exact' if is_certain else 'law'
+  if not is_certain and num_unseen > _MOST_UNSEEN_SHARE * len(trace['token']):
+    kind = 'estimate'
   if trace.about['config'].get('proposer') == 'ngram':
     drafts = _look_up(trace, num_draft_tokens)
   elif is_recorded:
@@ -128,7 +136,8 @@ def acceptance(
   else:
     with np.errstate(invalid='ignore'):
       drafts = ByLaw(np.nan_to_num(_at(q, place) - log_p_P, nan=-np.inf))
-  return Acceptance(trace, drafts, kind if is_recorded else 'estimate', tilt_P)
+  kind = kind if is_recorded else 'estimate'
+  return Acceptance(trace, drafts, kind, is_recorded, tilt_P)
 
 
 def _at_temperature(
@@ -282,11 +291,31 @@ def _coupled(p: np.ndarray, q: np.ndarray, place: np.ndarray) -> np.ndarray:
 
 
 def _num_unseen(trace: trace_file.TraceFile) -> float:
-  """How many drafts are probably of ids that were not recorded."""
+  """How many drafts at most are, on average, of ids that were not recorded.
+
+  An id that is not among those with the largest max(p, q) has no more than the
+  least of these, and above temperature 0 the ids that are not recorded weigh
+  most if their tail is shared alike, from temperature 1 on, or by as few as
+  that allows, below it.
+  """
   if np.all(np.isnan(trace['law_q'])):
     return 0.0  # What prompt lookup drafts is made again.
   _, q = laws(trace, trace['temperature'])
-  return float(np.sum(np.exp(q[:, -1])))
+  heat_P = np.repeat(trace['temperature'], trace['num_tokens'])
+  heat_P = heat_P.astype(np.float64)
+  with np.errstate(divide='ignore', invalid='ignore'):
+    log_tail_P = np.log(trace['tail_q'].astype(np.float64))
+    log_best_P = np.minimum(
+      log_tail_P, np.maximum(trace['law_p'], trace['law_q']).min(axis=1)
+    )
+    few_P = log_tail_P + (1 / np.maximum(heat_P, 1e-9) - 1) * log_best_P
+    log_q_PM = trace['law_q'] / np.maximum(heat_P, 1e-9)[:, None]
+    seen_P = np.logaddexp.reduce(log_q_PM.astype(np.float64), axis=1)
+    few_P = np.exp(few_P - np.logaddexp(few_P, seen_P))
+  # Without a tail `few_P` is no number at temperature 1, and not asked for.
+  unseen_P = np.where(heat_P >= 1, np.exp(q[:, -1]), few_P)
+  # At temperature 0 the trace says of every token whether it is the draft.
+  return float(np.sum(unseen_P[heat_P > 0]))
 
 
 def _race(trace: trace_file.TraceFile, q: np.ndarray) -> np.ndarray:

@@ -112,7 +112,7 @@ def rows(place: Place, task: str, num: int) -> list[dict[str, Any]]:
     wanted = CHAT if task == 'chat' else (task,)
     found = [
       {'prompt': row['turns'][0], 'category': row['category']}
-      for row in _read(folder / 'spec_bench.jsonl')
+      for row in _read(folder / 'spec_bench.jsonl', ('category', 'turns'))
       if row['category'] in wanted and len(row['turns'][0]) <= _MOST_CHARACTERS
     ]
   if task == 'chat':
@@ -138,10 +138,17 @@ def _nth(all_rows: list[dict[str, Any]], row: dict[str, Any]) -> int:
   return same.index(row)
 
 
-def _read(path: pathlib.Path) -> list[dict[str, Any]]:
+def _read(
+  path: pathlib.Path, names: tuple[str, ...] = ()
+) -> list[dict[str, Any]]:
   # Not splitlines(): texts may hold other characters that end a line.
   lines = common.read_text(path).split('\n')
-  return [json.loads(line) for line in lines if line.strip()]
+  found = [json.loads(line) for line in lines if line.strip()]
+  for number, row in enumerate(found, 1):
+    if not isinstance(row, dict) or not all(row.get(name) for name in names):
+      more = f' with {" and ".join(names)}' if names else ''
+      raise ValueError(f'{path}, row {number}, must be an object{more}.')
+  return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

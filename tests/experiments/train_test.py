@@ -150,9 +150,11 @@ class TableTest(Files):
       self.assertGreaterEqual(row['by_temperature']['1']['block_efficiency'], 1)
 
   @parameterized.parameters(
-    ('--num_draft_tokens=5', "at most 4 with Medusa's four heads, got 5"),
-    ('--num_draft_tokens=0', 'at least 1, .* got 0'),
-    ('--num_prompts=0', '--num_prompts must be at least 1, got 0'),
+    ('--num_draft_tokens=5', '1..4 with the four heads of medusa, got 5'),
+    ('--num_draft_tokens=0', 'must be in 1..64, .* got 0'),
+    ('--num_prompts=0', '--num_prompts must be in 1..10000, got 0'),
+    ('--num_prompts=99999', '--num_prompts must be in 1..10000, got 99999'),
+    ('--ways=', '--ways must have one of .*, got none'),
   )
   def test_refused_before_training(self, flag, pattern):
     out = self.folder / 'table'
