@@ -70,7 +70,7 @@ WAYS: dict[str, dict[str, Any]] = {
   'eagle3': {'head': 'eagle3', 'depth': 4},
 }
 TEMPERATURES = (0.0, 1.0)
-_ROUNDS, _MOST_PROMPTS = 5, 10_000
+_MOST_PROMPTS = 10_000
 
 
 def define_flags(values: flags.FlagValues):
@@ -184,7 +184,12 @@ def measure(
 
 
 def beside_plain(
-  num_prompts: int, target: Loaded, proposer: Proposer, params: Params
+  num_prompts: int,
+  target: Loaded,
+  proposer: Proposer,
+  params: Params,
+  *,
+  num_rounds: int = 5,
 ) -> dict[str, Any]:
   """A row's figures and, of rounds in turn, its speed over plain decoding.
 
@@ -195,7 +200,7 @@ def beside_plain(
       measure(num_prompts, target, proposer, params),
       measure(num_prompts, target, Nothing(), ()),
     )
-    for _ in range(_ROUNDS)
+    for _ in range(num_rounds)
   ]
   rows, plain = rounds[0]
   over = lambda one, t: (

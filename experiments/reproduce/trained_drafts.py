@@ -9,9 +9,8 @@ Claim:    a draft that learns the target's law drafts better than one that
 Notation: our K is their draft length; acceptance by position is that of a draft
           behind accepted ones (EAGLE-3's n-alpha).
 Command:  python experiments/reproduce/trained_drafts.py
-Runtime:  about 20 minutes on 2 CPU cores (not timed whole), most of it
-          training, which --out keeps; --quick: 10 seconds, of models that come
-          along.
+Runtime:  16 minutes on 2 CPU cores, most of it training, which --out keeps;
+          --quick: 8 seconds, of models that come along.
 Expected: tokens a step: distilled above from scratch, MTP above Medusa,
           unrolled above not; the second draft of EAGLE-3 as good as the first
           if unrolled, much worse if not.
@@ -117,7 +116,9 @@ def shipped() -> Iterator[dict[str, Any]]:
     yield {
       'way': way,
       'num_parameters': sum(x.size for x in jax.tree.leaves(params)),
-      **draft_table.beside_plain(_QUICK_PROMPTS, target, proposer, params),
+      **draft_table.beside_plain(
+        _QUICK_PROMPTS, target, proposer, params, num_rounds=1
+      ),
     }
 
 
