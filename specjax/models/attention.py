@@ -45,14 +45,14 @@ class Memory(NamedTuple):
 
 def scores(q_BGMC: Array, k_BGSC: Array) -> Array:
   """Queries times keys, float32 [B, G, M, S]."""
-  dimensions = (((3,), (3,)), ((0, 1), (0, 1)))
-  return product(q_BGMC, k_BGSC, dimensions, num_rows=q_BGMC.shape[2])
+  return product('bgmc,bgsc->bgms', q_BGMC, k_BGSC, num_rows=q_BGMC.shape[2])
 
 
 def mixture(weight_BGMS: Array, v_BGSC: Array) -> Array:
   """Weights times values, float32 [B, G, M, C]."""
-  dimensions = (((3,), (2,)), ((0, 1), (0, 1)))
-  return product(weight_BGMS, v_BGSC, dimensions, num_rows=weight_BGMS.shape[2])
+  return product(
+    'bgms,bgsc->bgmc', weight_BGMS, v_BGSC, num_rows=weight_BGMS.shape[2]
+  )
 
 
 def attend(

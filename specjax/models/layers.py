@@ -1,5 +1,8 @@
 """The operations of a transformer block: lookup, product, norm."""
 
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -23,41 +26,74 @@ _KERNELS = {
 
 
 def product(
+  subscripts: str,
   x: Array,
   weight: Array,
-  dimension_numbers: lax.DotDimensionNumbers,
   *,
   num_rows: int,
   dtype: jnp.dtype = jnp.float32,
 ) -> Array:
-  """`lax.dot_general`, summed in `dtype`; rows are the second-last axis.
+  """`jnp.einsum`, summed in `dtype`; rows are the second-last axis.
 
   XLA:CPU has no fast kernel for products with one narrow row: two rows of
   bfloat16 take a tenth of the time of one, so there the row is repeated.
 
+  Gradients of narrow floats are narrow: what comes back is rounded to the dtype
+  of `x` and `weight` before it is multiplied by them, and summed in `dtype`.
+  Left as wide as the sums, it would widen these factors, and the two products
+  of a backward pass would take the time of float32.
+
   Args:
-    x: [..., M, I], as `dimension_numbers` want it.
-    weight: [..., O, I], likewise.
-    dimension_numbers: of `lax.dot_general`.
+    subscripts: every index is in two of the three arrays, at least.
+    x: [..., M, I], as `subscripts` want it.
+    weight: [..., O, I], likewise; the dtype of `x`.
     num_rows: M, over all that is multiplied by one weight.
     dtype: of the sums and of the result.
 
   Returns:
     [..., M, O].
   """
+  if jnp.dtype(x.dtype).itemsize >= 4:
+    return _sum(subscripts, dtype, x, weight)
+  return _narrow_product(subscripts, num_rows, dtype, x, weight)
 
-  def product(x: Array, weight: Array) -> Array:
-    return lax.dot_general(
-      x, weight, dimension_numbers, preferred_element_type=dtype
-    )
+
+def _sum(subscripts: str, dtype: jnp.dtype, x: Array, weight: Array) -> Array:
+  return jnp.einsum(subscripts, x, weight, preferred_element_type=dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _narrow_product(
+  subscripts: str, num_rows: int, dtype: jnp.dtype, x: Array, weight: Array
+) -> Array:
+  once = functools.partial(_sum, subscripts, dtype)
 
   def twice(x: Array, weight: Array) -> Array:
-    y = product(jnp.concatenate([x, x], axis=-2), weight)
+    y = once(jnp.concatenate([x, x], axis=-2), weight)
     return lax.slice_in_dim(y, 0, x.shape[-2], axis=-2)
 
-  if num_rows > 1 or jnp.dtype(x.dtype).itemsize >= 4:
-    return product(x, weight)
-  return lax.platform_dependent(x, weight, cpu=twice, default=product)
+  if num_rows > 1:
+    return once(x, weight)
+  return lax.platform_dependent(x, weight, cpu=twice, default=once)
+
+
+def _narrow_product_fwd(subscripts, num_rows, dtype, x, weight):
+  y = _narrow_product(subscripts, num_rows, dtype, x, weight)
+  return y, (x, weight)
+
+
+def _narrow_product_bwd(subscripts, num_rows, dtype, factors, grad):
+  del num_rows
+  x, weight = factors
+  of_x, of_weight, of_y = re.split(',|->', subscripts)
+  grad = grad.astype(x.dtype)
+  return (
+    _sum(f'{of_y},{of_weight}->{of_x}', dtype, grad, weight).astype(x.dtype),
+    _sum(f'{of_y},{of_x}->{of_weight}', dtype, grad, x).astype(weight.dtype),
+  )
+
+
+_narrow_product.defvjp(_narrow_product_fwd, _narrow_product_bwd)
 
 
 def lookup(
@@ -148,9 +184,9 @@ def _matrix_product(x_BTI: Array, weight_OI: Array, is_local: bool) -> Array:
     return y_MO.reshape(b, t, -1)
   is_int8 = weight_OI.dtype == jnp.int8
   return product(
+    'bti,oi->bto',
     x_BTI,
     weight_OI,
-    (((2,), (1,)), ((), ())),
     num_rows=b * t,
     dtype=jnp.int32 if is_int8 else jnp.float32,
   )

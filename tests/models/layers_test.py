@@ -1,5 +1,7 @@
 """Products and norms against plain NumPy."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +38,30 @@ class LayersTest(parameterized.TestCase):
     weight = normal(1, 8, 32, dtype=jnp.bfloat16)
     both, one = (jax.jit(layers.dense)(y, weight) for y in (x, x[:, :1]))
     np.testing.assert_array_equal(both[:, :1], one)
+
+  @parameterized.parameters(1, 3)
+  def test_gradients_of_narrow_products_are_narrow(self, num_rows):
+    x = normal(0, 1, num_rows, 16, dtype=jnp.bfloat16)
+    weight = normal(1, 8, 16, dtype=jnp.bfloat16)
+    grad = normal(2, 1, num_rows, 8)
+
+    def gradients(x, weight, grad):
+      dense = lambda x, weight: layers.dense(x, weight, dtype=jnp.float32)
+      return jax.vjp(dense, x, weight)[1](grad)
+
+    got_x, got_weight = jax.jit(gradients)(x, weight, grad)
+    wide = lambda a: np.asarray(a, np.float64)
+    rounded = wide(grad.astype(jnp.bfloat16))
+    want_x = rounded @ wide(weight)
+    want_weight = np.einsum('bto,bti->oi', rounded, wide(x))
+    for got, want in ((got_x, want_x), (got_weight, want_weight)):
+      self.assertEqual(got.dtype, jnp.bfloat16)
+      np.testing.assert_allclose(wide(got), want, rtol=2**-8, atol=1e-5)
+    text = jax.jit(gradients).lower(x, weight, grad).as_text()
+    factors = re.findall(r'dot_general.*: \((.*)\) ->', text)
+    self.assertLen(factors, 2)
+    for line in factors:
+      self.assertNotIn('f32', line)
 
   @parameterized.parameters('float32', 'bfloat16')
   def test_rms_norm(self, dtype):
