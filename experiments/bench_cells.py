@@ -112,8 +112,11 @@ class Cell:
   def num_passes(self, num_drafts: int) -> int:
     """Passes of the drafting model in a step that yields so many drafts.
 
-    The first is made in any case, and is all that independent heads make.
+    The first is made in any case, and is all that independent heads make; the
+    target's own layers have nothing to absorb, and make none without a draft.
     """
+    if isinstance(self.decoder.proposer, EarlyExit):
+      return num_drafts
     if isinstance(self.decoder.proposer, Medusa):
       return 1
     return max(num_drafts, 1)

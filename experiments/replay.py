@@ -344,6 +344,11 @@ def main(values: flags.FlagValues):
   if values.json_out is not None:
     common.check_writable(values.json_out)
   cells = cells_from_flags(values)
+  if any(values.step_costs) and 'cost' not in values.stop_rules:
+    raise ValueError(
+      '--step_costs are for --stop_rules=cost, got --stop_rules='
+      f'{",".join(values.stop_rules)}.'
+    )
   costs = tuple(
     _number(text, '--step_costs') for text in values.step_costs if text
   )

@@ -52,7 +52,8 @@ class Written:
     num_draft_tokens: K, of the pair.
 
   Raises:
-    ValueError: the writer is unknown, or `share` is out of range.
+    ValueError: the writer is unknown, `share` or `after` is out of range, or a
+      draft is missing.
   """
 
   source: Source
@@ -72,6 +73,8 @@ class Written:
       )
     if not 0 < self.share <= 1:
       raise ValueError(f'share must be > 0 and <= 1, got {self.share}.')
+    if self.after < 1:
+      raise ValueError(f'after must be >= 1, got {self.after}.')
     if self.draft is None and self.writer != 'target':
       raise ValueError(f'a draft must be there for writer {self.writer!r}.')
 

@@ -592,6 +592,7 @@ class BadInputTest(parameterized.TestCase):
     (('--trace=x', '--verify=tree'), "block, got 'tree'"),
     (('--trace=x', '--temperatures=-1'), "[0, 1e6], got '-1'"),
     (('--trace=x', '--stop_rules=never'), "or cost, got 'never'"),
+    (('--trace=x', '--step_costs=1,2'), 'cost, got --stop_rules=fixed'),
   )
   def test_flags_of_replay(self, argv, fragment):
     self.refused(replay.main, replay.FLAG_GROUPS, argv, fragment)
@@ -631,6 +632,17 @@ class BadInputTest(parameterized.TestCase):
     def about(**changes):
       return dataclasses.replace(trace, about={**trace.about, **changes})
 
+    def step(**numbers):
+      row = {
+        n: np.zeros(1, trace_file.DTYPES[n]) for n in trace_file.STEP_NAMES
+      }
+      row |= {'draft': np.zeros((1, K), np.int32)}
+      numbers = {'drafted': 1, **numbers}
+      row |= {n: np.array([i], np.int32) for n, i in numbers.items()}
+      return broken(**row)
+
+    trace_file.save(self.path, step(accepted=1, emitted=1))
+    trace_file.load(self.path)
     for wrong, message in (
       (broken(token=None), 'token is missing'),
       (broken(token=np.zeros(6)), 'token must be int32'),
@@ -669,6 +681,9 @@ class BadInputTest(parameterized.TestCase):
         'law_id must have a column',
       ),
       (about(options=[]), 'one object per request'),
+      (step(accepted=2, emitted=2), 'accepted must be <= drafted, emitted'),
+      (step(accepted=1), 'accepted must be <= drafted, emitted'),
+      (step(drafted=K + 1), 'accepted must be <= drafted, emitted and K'),
     ):
       trace_file.save(self.path, wrong)
       with self.assertRaisesRegex(ValueError, message):

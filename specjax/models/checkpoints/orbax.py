@@ -97,9 +97,14 @@ def save(
 
 
 def check_free(path: pathlib.Path):
-  """Raises ValueError unless `path` is absent or an empty folder."""
+  """Raises ValueError unless a folder can be made there: absent, or empty."""
   if path.exists() and (not path.is_dir() or any(path.iterdir())):
     raise ValueError(f'{path} must be absent or empty, it is not.')
+  above = path.absolute().parent
+  while not above.exists():
+    above = above.parent
+  if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+    raise ValueError(f'{path} cannot be made: {above} is no writable folder.')
 
 
 def restore(

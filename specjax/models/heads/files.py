@@ -180,7 +180,16 @@ def _ids(d2t, shapes, read, target: Transformer) -> np.ndarray:
   if len(np.unique(ids_R)) != len(ids_R):
     raise ValueError('d2t must name every id once, it names one twice.')
   if 't2d' in shapes:
-    named = np.flatnonzero(np.asarray(read('t2d')))
+    shape = tuple(shapes['t2d'])
+    if len(shape) != 1 or shape[0] < target.vocab_size:
+      raise ValueError(
+        f't2d must say of each of {target.vocab_size} ids whether the draft '
+        f'has it, got shape {shape}.'
+      )
+    is_in_V = np.asarray(read('t2d'))
+    if is_in_V.dtype.kind not in 'biu':
+      raise ValueError(f't2d must hold truth values, got {is_in_V.dtype}.')
+    named = np.flatnonzero(is_in_V)
     if not np.array_equal(named, np.sort(ids_R)):
       raise ValueError('d2t and t2d must name the same ids, they do not.')
   return ids_R.astype(np.int32)

@@ -146,6 +146,14 @@ class OrbaxTest(parameterized.TestCase):
       self.save()
     self.assertEqual(other.read_text(), 'mine')
 
+  def test_says_at_once_where_no_folder_can_be(self):
+    (self.folder / 'file').write_text('mine')
+    for path in ('file/model', 'file/deeper/model'):
+      with self.assertRaisesRegex(ValueError, 'file is no writable folder'):
+        orbax.check_free(self.folder / path)
+    orbax.check_free(self.folder / 'new/deeper/model')
+    self.assertEqual([p.name for p in self.folder.iterdir()], ['file'])
+
   def test_refuses_parameters_of_another_config(self):
     params = tiny.params_of(tiny.model('gemma3'))
     params['layers'][1]['q'] = jnp.zeros((3, 16))
