@@ -102,7 +102,7 @@ class Checkpoints:
     folder = self._folder(steps[-1])
     try:
       if _whole(folder, steps[-1]).get('run') == self.run:
-        return _load(folder, like)
+        return _load(folder, steps[-1], like)
     except ValueError as error:
       advice = f'remove {folder} to '
       advice += f'go on from step {steps[-2]}' if steps[1:] else 'begin anew'
@@ -134,14 +134,17 @@ def _whole(folder: pathlib.Path, step: int) -> dict[str, Any]:
   return about
 
 
-def _load(folder: pathlib.Path, like: TrainState) -> TrainState:
+def _load(folder: pathlib.Path, step: int, like: TrainState) -> TrainState:
   abstract = jax.tree.map(_abstract, like)
   with ocp.StandardCheckpointer() as checkpointer:
     try:
-      return checkpointer.restore(folder.absolute() / 'state', abstract)
+      state = checkpointer.restore(folder.absolute() / 'state', abstract)
     except Exception as error:  # It raises nothing more precise.
       reason = ' '.join(str(error).split())[:300]
       raise ValueError(f'{folder} cannot be read: {reason}.') from None
+  if int(state.step) != step:
+    raise ValueError(f'{folder} is damaged: it has step {int(state.step)}.')
+  return state
 
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:

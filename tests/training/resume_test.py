@@ -202,6 +202,14 @@ class DamageTest(parameterized.TestCase):
     file.write_text(json.dumps({**about, 'step': 3}))
     self.refused('damaged, not as it was written: checkpoint.json')
 
+  def test_a_renamed_folder(self):
+    file = self.newest / 'checkpoint.json'
+    about = json.loads(file.read_text())
+    file.write_text(json.dumps({**about, 'step': NUM_STEPS + 1}))
+    folder = self.newest.with_name(f'step-{NUM_STEPS + 1:08d}')
+    self.newest = self.newest.rename(folder)
+    self.refused(f'is damaged: it has step {NUM_STEPS}')
+
   def test_another_run(self):
     other = Checkpoints(directory=self.checkpoints.directory, run='b')
     with self.assertRaisesRegex(ValueError, 'of a run with other settings'):
