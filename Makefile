@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 SMOKE_TESTS := tests/layers_test.py tests/noise_test.py tests/sampling_test.py \
   tests/verify/chain_test.py tests/models/transformer_test.py \
   tests/models/checkpoints/gguf_test.py tests/decode_test.py \
-  tests/experiments/common_test.py
+  tests/experiments/script_test.py
 SMOKE_PYTHON ?= $(shell ./.ci/find_python 3.12)
 
 # What needs torch or real model files.

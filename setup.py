@@ -76,7 +76,7 @@ setuptools.setup(
   license='Apache-2.0',
   python_requires='>=3.11',
   # Given by name, the folder itself goes on the path of an editable install,
-  # and `from experiments import common` works in scripts as in tests.
+  # and `from experiments import script` works in scripts as in tests.
   package_dir={'': '.'},
   packages=setuptools.find_packages(include=['specjax', 'specjax.*']),
   package_data={'specjax.models': ['demo/*', 'demo/*/*']},

@@ -10,7 +10,6 @@ import numpy as np
 
 from experiments import (
   bench_cells,
-  common,
   conversions,
   generate,
   lengths,
@@ -18,6 +17,7 @@ from experiments import (
   step_costs,
 )
 from experiments.bench_cells import Cell, Run
+from experiments.progress import Progress
 from experiments.run_config import RunConfig
 from specjax.decode import Decoder
 from specjax.models import load
@@ -128,7 +128,7 @@ class Bench:
     total = repeats * sum(len(cell.batches) for cell in self.cells)
     done = 0
     clock = time.perf_counter()
-    with common.Progress('measuring') as progress:
+    with Progress('measuring') as progress:
 
       def say(what: str):
         text = f'repeat {repeat + 1} of {repeats}, {what}'
@@ -209,7 +209,7 @@ def prepare(config: 'BenchConfig') -> Bench:
     if not isinstance(rule, chain.Rejection):
       raise ValueError(f'--accept needs --verify=rejection, got {rule.name}.')
     rule = forced.Forced(config.accept)
-  with common.Progress(f'loading target {plain.target}'):
+  with Progress(f'loading target {plain.target}'):
     target = conversions.load_model(
       plain.target,
       plain.dtype,
@@ -239,7 +239,7 @@ def prepare(config: 'BenchConfig') -> Bench:
       requests, size, max_length, target.model.vocab_size
     )
     plain_cells = {t: make('none', 0, batches, t) for t in PLAIN_WIDTHS}
-    with common.Progress(f'measuring plain steps, batch size {size}'):
+    with Progress(f'measuring plain steps, batch size {size}'):
       plain_costs[size] = {}
       for width, candidate in plain_cells.items():
         key = CostKey(
@@ -263,7 +263,7 @@ def prepare(config: 'BenchConfig') -> Bench:
           most = max(config.draft_lengths)
           cells.append(make(name, most, batches, None, config.stop_rule))
   seconds_compile = {}
-  with common.Progress('compiling cell') as progress:
+  with Progress('compiling cell') as progress:
     for i, cell in enumerate(cells):
       progress.update(f'{i + 1} of {len(cells)}')
       seconds_compile[cell] = bench_cells.warm_up(cell)
@@ -284,7 +284,7 @@ def prepare(config: 'BenchConfig') -> Bench:
       costs[key] = target.model, target.params, length
     for key in bench.draft_keys(cell) or ():
       costs[key] = (*cell.drafting[:2], length)
-  with common.Progress('compiling pass') as progress:
+  with Progress('compiling pass') as progress:
     for i, key in enumerate(costs):
       progress.update(f'{i + 1} of {len(costs)}')
       _measure(key, costs, num_calls=1)

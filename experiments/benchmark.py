@@ -31,11 +31,13 @@ from absl import flags
 from experiments import (
   bench_report,
   bench_run,
-  common,
   draw,
   peers,
   plots,
   run_config,
+  script,
+  surroundings,
+  text_files,
 )
 from experiments.run_config import HEADS, PROPOSERS, RunConfig
 
@@ -198,7 +200,7 @@ class BenchConfig:
     if self.plots is not None:
       draw.check('--plots', self.plots)
     if self.json_out is not None:
-      common.check_writable(self.json_out)
+      text_files.check_writable(self.json_out)
 
   @property
   def draft(self) -> str | None:
@@ -294,7 +296,7 @@ def benchmark(config: BenchConfig) -> dict[str, Any]:
     for rounds in bench.rounds(config.repeats, peer):
       report = _report(config, bench, rounds)
       if config.json_out is not None:  # Whatever happens later, this is kept.
-        common.write_json(config.json_out, report)
+        text_files.write_json(config.json_out, report)
   return report
 
 
@@ -327,7 +329,7 @@ def _report(
       'num_threads': len(os.sched_getaffinity(0)),
       'json_out': config.json_out,
     },
-    'environment': common.environment(),
+    'environment': surroundings.environment(),
     'rows': rows,
     'step_costs': bench_report.step_costs(rounds),
     'peers': bench_report.peer_rows(bench, rounds, rows),
@@ -344,4 +346,4 @@ def main(values: flags.FlagValues):
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(script.run_main(main, FLAG_GROUPS))

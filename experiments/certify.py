@@ -14,7 +14,8 @@ from typing import Any
 
 from absl import flags
 
-from experiments import common
+from experiments import script, surroundings, text_files
+from experiments.progress import Progress
 from specjax.testing import certificate, certified
 
 Certificate = certificate.Certificate
@@ -93,7 +94,7 @@ def report(result: Certificate, *, quick: bool) -> dict[str, Any]:
       'num_tokens': certified.NUM_TOKENS,
       'vocab_size': certified.VOCAB_SIZE,
     },
-    'environment': common.environment(),
+    'environment': surroundings.environment(),
     'cases': list(result.cases),
     'enumerations': list(result.enumerations),
     'mutants': list(result.mutants),
@@ -103,14 +104,14 @@ def report(result: Certificate, *, quick: bool) -> dict[str, Any]:
 
 def main(values: flags.FlagValues) -> int:
   if values.json_out is not None:
-    common.check_writable(values.json_out)
-  with common.Progress('certifying') as progress:
+    text_files.check_writable(values.json_out)
+  with Progress('certifying') as progress:
     result = certificate.certify(quick=values.quick, report=progress.update)
   print(summary(result))
   if values.json_out is not None:
-    common.write_json(values.json_out, report(result, quick=values.quick))
+    text_files.write_json(values.json_out, report(result, quick=values.quick))
   return 0 if result.passed else 1
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(script.run_main(main, FLAG_GROUPS))

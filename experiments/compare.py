@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import common
+from experiments import script
 
 
 def define_flags(values: flags.FlagValues):
@@ -88,4 +88,4 @@ def main(values: flags.FlagValues) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(script.run_main(main, FLAG_GROUPS))

@@ -27,8 +27,17 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments import chips, common, forecast, forecast_report, programs
+from experiments import (
+  chips,
+  forecast,
+  forecast_report,
+  programs,
+  script,
+  surroundings,
+  text_files,
+)
 from experiments.programs import Pair
+from experiments.progress import Progress
 from specjax import mesh as meshes
 from specjax.models import presets
 from specjax.models.transformer import Transformer
@@ -284,7 +293,7 @@ def forecast_for(options: Options) -> dict[str, Any]:
   if is_lowered:
     result['stablehlo_bytes'] = {}
     for name in programs.PROGRAMS:
-      with common.Progress(f'lowering {name}'):
+      with Progress(f'lowering {name}'):
         num_bytes = programs.lower_only(name, pair, options.lower_only)
       result['stablehlo_bytes'][name] = num_bytes
   elif not is_too_large:
@@ -303,7 +312,7 @@ def _compile(
   seconds = {}
   for name in programs.PROGRAMS:
     try:
-      with common.Progress(f'compiling {name}'):
+      with Progress(f'compiling {name}'):
         compiled = programs.compile_program(
           name, pair, 'tpu' if topology.is_tpu else 'cpu'
         )
@@ -369,11 +378,11 @@ def _placement(pair: Pair) -> dict[str, dict[str, int]]:
 def main(values: flags.FlagValues) -> int:
   options = options_from(values)
   if values.json_out is not None:
-    common.check_writable(values.json_out)
+    text_files.check_writable(values.json_out)
   result = forecast_for(options)
   print(forecast_report.report(options, result))
   if values.json_out is not None:
-    common.write_json(
+    text_files.write_json(
       values.json_out,
       {
         'config': options,
@@ -390,10 +399,10 @@ def environment() -> dict[str, Any]:
     libtpu = importlib.metadata.version('libtpu')
   except importlib.metadata.PackageNotFoundError:
     libtpu = None
-  return {**common.environment(), 'libtpu': libtpu}
+  return {**surroundings.environment(), 'libtpu': libtpu}
 
 
 if __name__ == '__main__':
   # What is compiled for is named by --topology; nothing runs on this machine.
   jax.config.update('jax_platforms', 'cpu')
-  sys.exit(common.run_main(main, FLAG_GROUPS, keeps_compiled=False))
+  sys.exit(script.run_main(main, FLAG_GROUPS, keeps_compiled=False))

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments import common, compile_for, forecast_report
+from experiments import compile_for, forecast_report, script, text_files
 from experiments.compile_for import Options
 
 
@@ -105,7 +105,7 @@ def chosen(pattern: str) -> list[Options]:
 def main(values: flags.FlagValues) -> int:
   rows = chosen(values.only)
   if values.json_out is not None:
-    common.check_writable(values.json_out)
+    text_files.check_writable(values.json_out)
   environment = compile_for.environment()
   print(
     f'{environment["date"][:10]}, jax {environment["jax"]}, libtpu '
@@ -125,7 +125,7 @@ def main(values: flags.FlagValues) -> int:
         has_failed = True
         print(f'{words(options)}: {problem}', file=sys.stderr)
     if values.json_out is not None:
-      common.write_json(
+      text_files.write_json(
         values.json_out, {'environment': environment, 'results': results}
       )
   return int(has_failed)
@@ -137,4 +137,4 @@ def _print_row(cells: tuple[str, ...]):
 
 if __name__ == '__main__':
   jax.config.update('jax_platforms', 'cpu')
-  sys.exit(common.run_main(main, FLAG_GROUPS, keeps_compiled=False))
+  sys.exit(script.run_main(main, FLAG_GROUPS, keeps_compiled=False))

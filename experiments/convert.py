@@ -16,7 +16,8 @@ import sys
 import jax
 from absl import flags
 
-from experiments import common
+from experiments import script
+from experiments.progress import Progress
 from experiments.run_config import DTYPES
 from specjax import sharding
 from specjax.models import load
@@ -51,9 +52,9 @@ def convert(model: str, out: str, dtype: str, quantize: str = 'none') -> int:
   """Writes the folder, whole or not at all; returns its parameters' number."""
   path = pathlib.Path(out)
   orbax.check_free(path)
-  with common.Progress(f'loading {model}'):
+  with Progress(f'loading {model}'):
     loaded = load.load(model, dtype, quantize)
-  with common.Progress(f'writing {out}'):
+  with Progress(f'writing {out}'):
     load.save(path, loaded)
   # The scales of int8 weights are no parameters of the model.
   specs = dataclasses.replace(loaded.model, quantize='none').param_specs()
@@ -71,4 +72,4 @@ def main(values: flags.FlagValues):
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(script.run_main(main, FLAG_GROUPS))

@@ -19,12 +19,14 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments import common, generate
+from experiments import generate, script, surroundings
 from experiments.run_config import HEADS, RunConfig
 from specjax.models.load import DEMO_HEADS
 from specjax.sampling import SamplingOptions
 
-PROMPTS = str(common.ROOT / 'specjax' / 'models' / 'demo' / 'prompts.jsonl')
+PROMPTS = str(
+  surroundings.ROOT / 'specjax' / 'models' / 'demo' / 'prompts.jsonl'
+)
 NUM_TRACED, NUM_TOKENS, SEED = 40, 160, 6
 WARM = SamplingOptions(temperature=0.8, top_p=0.95)
 DRAFTED = {'draft': 'demo:draft', 'proposer': 'draft'}
@@ -135,4 +137,4 @@ def main(values: flags.FlagValues) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(script.run_main(main, FLAG_GROUPS))

@@ -25,7 +25,14 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments import common, device_parts, random_pair
+from experiments import (
+  device_parts,
+  random_pair,
+  script,
+  surroundings,
+  text_files,
+)
+from experiments.progress import Progress
 
 ROWS = (1, 2, 4, 6, 8, 16)  # Of a pass of the target.
 PARTS = ('certify', 'exactness', 'steps', 'generate')
@@ -86,7 +93,7 @@ class CheckConfig:
       )
     random_pair.make_target(self.target, 'float32')
     if self.json_out is not None:
-      common.check_writable(self.json_out)
+      text_files.check_writable(self.json_out)
 
   @property
   def dtypes(self) -> tuple[str, ...]:
@@ -188,12 +195,12 @@ def check(config: CheckConfig) -> dict[str, Any]:
       part['left_out'].append(f'{task.label} (no time)')
       continue
     try:
-      with common.Progress(f'{task.part}: {task.label}'):
+      with Progress(f'{task.part}: {task.label}'):
         part['rows'] += task.run()
     except Exception as error:  # It must not lose what the others find.
       traceback.print_exc()
       part['errors'].append(
-        f'{task.label}: {type(error).__name__}: {common.sentence(error)}'
+        f'{task.label}: {type(error).__name__}: {script.sentence(error)}'
       )
     seconds = time.perf_counter() - start
     longest[task.part] = max(longest[task.part], seconds)
@@ -202,7 +209,7 @@ def check(config: CheckConfig) -> dict[str, Any]:
     report['seconds'] = time.perf_counter() - clock
     report['environment']['devices'] = devices()  # With the peak of memory.
     if config.json_out is not None:  # Whatever happens later, this is kept.
-      common.write_json(config.json_out, report)
+      text_files.write_json(config.json_out, report)
   return report
 
 
@@ -219,7 +226,7 @@ def is_passed(parts: dict[str, Any]) -> bool | None:
 
 def environment() -> dict[str, Any]:
   return {
-    **common.environment(),
+    **surroundings.environment(),
     'default_matmul_precision': jax.config.jax_default_matmul_precision,
     'host_memory_gib': os.sysconf('SC_PAGE_SIZE')
     * os.sysconf('SC_PHYS_PAGES')
@@ -319,10 +326,10 @@ def main(values: flags.FlagValues) -> int:
   )
   report = check(config)
   if config.json_out is not None:
-    common.write_json(config.json_out, report)
+    text_files.write_json(config.json_out, report)
   print(markdown(report))
   return 1 if report['passed'] is False else 0
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(script.run_main(main, FLAG_GROUPS))

@@ -38,7 +38,16 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments import common, conversions, drafts, held_out, train_run
+from experiments import (
+  conversions,
+  drafts,
+  held_out,
+  script,
+  surroundings,
+  text_files,
+  train_run,
+)
+from experiments.progress import Progress
 from experiments.train_config import TrainConfig
 from specjax.models.heads import files
 from specjax.models.load import Loaded
@@ -83,7 +92,7 @@ def define_flags(values: flags.FlagValues):
   string('target', 'demo:target', 'The model to be imitated and sped up.')
   string(
     'config',
-    str(common.ROOT / 'specjax/models/demo/draft/config.json'),
+    str(surroundings.ROOT / 'specjax/models/demo/draft/config.json'),
     "The drafts' shape.",
   )
   flags.DEFINE_list(
@@ -238,7 +247,7 @@ def main(values: flags.FlagValues):
       f'--num_prompts must be in 1..{_MOST_PROMPTS}, got {values.num_prompts}.'
     )
   if values.json_out is not None:
-    common.check_writable(values.json_out)
+    text_files.check_writable(values.json_out)
   target = conversions.load_model(values.target, 'bfloat16', 'none', None)
   lines = []
   device = jax.devices()[0].platform.upper()
@@ -250,7 +259,7 @@ def main(values: flags.FlagValues):
   )
   for way in values.ways:
     folder, report = train(values, way)
-    with common.Progress(f'decoding with {way}'):
+    with Progress(f'decoding with {way}'):
       proposer, params = make_proposer(values, target, way, folder)
       found = beside_plain(values.num_prompts, target, proposer, params)
     speed, rows = found['over_plain'], found['by_temperature']
@@ -277,13 +286,13 @@ def main(values: flags.FlagValues):
         'seconds_trained': report['last']['seconds'],
         'trained_at': report['environment']['git_revision'],
         **found,
-        'environment': common.environment(),
+        'environment': surroundings.environment(),
       }
     )
     if values.json_out is not None:
       text = ''.join(json.dumps(line) + '\n' for line in lines)
-      common.write_text(values.json_out, text)
+      text_files.write_text(values.json_out, text)
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(script.run_main(main, FLAG_GROUPS))

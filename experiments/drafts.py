@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from experiments import common, conversions
+from experiments import conversions
+from experiments.progress import Progress
 from experiments.run_config import RunConfig
 from specjax.mesh import View
 from specjax.models import load
@@ -19,7 +20,7 @@ from specjax.tokenizers import check_same_vocabulary
 
 def load_draft(config: RunConfig, view: View | None) -> load.Loaded:
   """The draft that the flags name."""
-  with common.Progress(f'loading draft {config.draft}'):
+  with Progress(f'loading draft {config.draft}'):
     return conversions.load_model(
       config.draft,
       config.draft_dtype or config.dtype,

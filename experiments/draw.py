@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from experiments import common, replay_laws, trace_file
+from experiments import replay_laws, script, trace_file
 from specjax import atomic, pictures
 from specjax.models import load
 from specjax.state import CORRECTION
@@ -170,4 +170,4 @@ def main(values: flags.FlagValues):
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(script.run_main(main, FLAG_GROUPS))

@@ -18,16 +18,19 @@ import jax
 from absl import flags
 
 from experiments import (
-  common,
   conversions,
   drafts,
   lengths,
   processes,
   prompts,
   recording,
+  script,
+  surroundings,
+  text_files,
   trace,
   trace_file,
 )
+from experiments.progress import Progress
 from experiments.run_config import (
   FLAG_GROUPS,
   HEADS,
@@ -82,7 +85,7 @@ def make_head(
   config: RunConfig, target: load.Loaded, view: mesh.View | None
 ) -> tuple[Proposer, Any]:
   """A proposer with a head from files, and the head's parameters."""
-  with common.Progress(f'loading head {config.head}'):
+  with Progress(f'loading head {config.head}'):
     head, params = head_files.load_head(
       load.head_folder(config.head),
       config.proposer,
@@ -135,7 +138,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
   rule = choose_rule(config.verify, rows)
   target_view, draft_view = config.views()
   clock = time.perf_counter()
-  with common.Progress(f'loading target {config.target}'):
+  with Progress(f'loading target {config.target}'):
     target = conversions.load_model(
       config.target,
       config.dtype,
@@ -181,7 +184,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
     _warn_of_copies('target', target.model, target_view)
   costs = None
   if config.stop_rule == 'cost':
-    with common.Progress('measuring step costs'):
+    with Progress('measuring step costs'):
       decoder, costs = lengths.with_costs(decoder, params, config.batch_size)
     if config.is_first:
       print(costs, file=sys.stderr)
@@ -226,7 +229,7 @@ def generate(config: RunConfig, out: TextIO | None = None) -> dict[str, Any]:
   results = [result for talk in talks for result in talk.results]
   report = _report(config, decoder, results, seconds_load, costs)
   if recorder:
-    with common.Progress('reading the texts again'):
+    with Progress('reading the texts again'):
       recorded = recorder.finish(
         decoder,
         params,
@@ -282,7 +285,7 @@ class _Stages:
     self._line = contextlib.ExitStack()
 
   def __enter__(self) -> '_Stages':
-    self._line.enter_context(common.Progress('compiling'))
+    self._line.enter_context(Progress('compiling'))
     return self
 
   def __exit__(self, *exc_info):
@@ -294,7 +297,7 @@ class _Stages:
       self._recorder.on_batch(batch)
     if not self._is_silent:
       what = f'decoding batch {batch + 1} of {self._num_batches}'
-      self._line.enter_context(common.Progress(what))
+      self._line.enter_context(Progress(what))
 
   def pause(self):
     self._line.close()
@@ -447,7 +450,7 @@ def _report(
       'widths': list(decoder.pass_widths),
       'step_milliseconds': costs and dataclasses.asdict(costs),
     },
-    'environment': common.environment(),
+    'environment': surroundings.environment(),
     'requests': requests,
     'aggregate': aggregate,
   }
@@ -476,8 +479,8 @@ def main(values: flags.FlagValues):
     if config.is_first:
       print(summary(report), file=sys.stderr)
       if config.json_out is not None:
-        common.write_json(config.json_out, report)
+        text_files.write_json(config.json_out, report)
 
 
 if __name__ == '__main__':
-  processes.leave(common.run_main(main, FLAG_GROUPS))
+  processes.leave(script.run_main(main, FLAG_GROUPS))

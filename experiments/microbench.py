@@ -24,7 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments import common
+from experiments import script, surroundings, text_files
+from experiments.progress import Progress
 from specjax import ranking, sampling
 from specjax.kernels import products as kernels
 from specjax.models import config, layers, quantize, slots
@@ -343,7 +344,7 @@ def time_case(case: Case, num_calls: int) -> dict[str, Any]:
 def run(parts: tuple[str, ...], sizes: Sizes) -> list[dict[str, Any]]:
   rows = []
   for part in parts:
-    with common.Progress(part) as progress:
+    with Progress(part) as progress:
       for case in PARTS[part](sizes):
         progress.update(case.name)
         rows.append(time_case(case, sizes.num_calls))
@@ -384,18 +385,18 @@ def main(values: flags.FlagValues):
   if not values.parts:
     raise ValueError(f'--parts must be some of {", ".join(PARTS)}, got none.')
   if values.json_out is not None:
-    common.check_writable(values.json_out)
+    text_files.check_writable(values.json_out)
   sizes = QUICK if values.quick else Sizes()
   rows = run(tuple(dict.fromkeys(values.parts)), sizes)
   if values.json_out is not None:
     report = {
       'config': {'quick': values.quick, 'sizes': sizes},
-      'environment': common.environment(),
+      'environment': surroundings.environment(),
       'rows': rows,
     }
-    common.write_json(values.json_out, report)
+    text_files.write_json(values.json_out, report)
   print(markdown(rows))
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(script.run_main(main, FLAG_GROUPS))

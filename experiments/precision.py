@@ -25,7 +25,15 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments import common, conversions, drafts, prompts
+from experiments import (
+  conversions,
+  drafts,
+  prompts,
+  script,
+  surroundings,
+  text_files,
+)
+from experiments.progress import Progress
 from specjax.models import load
 from specjax.models.base import LanguageModel
 from specjax.sampling import SamplingOptions
@@ -71,7 +79,7 @@ def load_all(who: str, name: str) -> Iterator[tuple[str, load.Loaded]]:
   weights = {}
   for scheme in SCHEMES:
     if scheme.quantize not in weights:
-      with common.Progress(f'loading {who} {name}, {scheme.name}'):
+      with Progress(f'loading {who} {name}, {scheme.name}'):
         weights[scheme.quantize] = conversions.load_model(
           name, 'bfloat16', scheme.quantize, None
         )
@@ -145,7 +153,7 @@ def measure(
   """Reads every text with every model."""
   sums = Sums()
   size = -(-length // _ROWS) * _ROWS
-  with common.Progress('reading') as progress:
+  with Progress('reading') as progress:
     for i, ids in enumerate(texts):
       progress.update(f'text {i + 1} of {len(texts)}')
       tokens_L = jnp.zeros(size, jnp.int32).at[: len(ids)].set(jnp.array(ids))
@@ -207,7 +215,7 @@ def main(values: flags.FlagValues):
   if values.length < 2:
     raise ValueError(f'--length must be >= 2, got {values.length}.')
   if values.json_out is not None:
-    common.check_writable(values.json_out)
+    text_files.check_writable(values.json_out)
   rows = prompts.read(
     prompt=None,
     prompt_file=None,
@@ -245,12 +253,12 @@ def main(values: flags.FlagValues):
   if values.json_out is not None:
     report = {
       'config': values.flag_values_dict(),
-      'environment': common.environment(),
+      'environment': surroundings.environment(),
       'num_tokens': sums.num_tokens,
       'rows': found,
     }
-    common.write_json(values.json_out, report)
+    text_files.write_json(values.json_out, report)
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(script.run_main(main, FLAG_GROUPS))

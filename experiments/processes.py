@@ -21,7 +21,7 @@ import numpy as np
 from absl import flags
 from jax.experimental import multihost_utils
 
-from experiments import common
+from experiments.progress import Progress
 
 MAX_PROCESSES = 4096
 JOIN_SECONDS = 25  # For all processes to appear.
@@ -108,7 +108,7 @@ def joined(
     f'{who} ended early: it or another process was killed, failed, or could '
     'not be reached any more.'
   )
-  common.Progress.is_silent = process_id > 0
+  Progress.is_silent = process_id > 0
   _join(coordinator, num_processes, process_id, who, lost)
   with _own_stdout(process_id == 0):
     try:

@@ -5,7 +5,7 @@ import json
 import re
 from typing import Any
 
-from experiments import common
+from experiments import text_files
 from specjax import noise, requests
 from specjax.sampling import SamplingOptions
 
@@ -78,7 +78,7 @@ def read(
     raise ValueError(f'--limit={limit} needs --prompts_jsonl.')
   if prompts_jsonl is not None:
     return _read_jsonl(prompts_jsonl, limit, defaults)
-  text = prompt if prompt is not None else common.read_text(prompt_file)
+  text = prompt if prompt is not None else text_files.read_text(prompt_file)
   return [dataclasses.replace(defaults, turns=(text,))]
 
 
@@ -87,7 +87,7 @@ def _read_jsonl(
 ) -> list[Conversation]:
   rows = []
   # Only '\n' ends a row: other separators may stand inside a JSON text.
-  for number, line in enumerate(common.read_text(path).split('\n'), 1):
+  for number, line in enumerate(text_files.read_text(path).split('\n'), 1):
     if not line.strip():
       continue
     if len(rows) == limit:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import common, trace_file
+from experiments import text_files, trace_file
 from specjax import sampling as sampling_lib
 from specjax.decode import Decoder
 from specjax.models import base as models
@@ -56,7 +56,7 @@ def check(path: str, top: int, proposer: str, num_processes: int | None):
     raise ValueError(f'--record_top must be >= 0, got {top}.')
   if not path.endswith('.npz'):
     raise ValueError(f'--record must name a .npz file, got {path!r}.')
-  common.check_writable(path)
+  text_files.check_writable(path)
 
 
 def reading_models(

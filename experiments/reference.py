@@ -16,7 +16,7 @@ import warnings
 from absl import flags
 
 import specjax
-from experiments import common
+from experiments import script
 from specjax import atomic
 
 
@@ -94,4 +94,4 @@ def main(values: flags.FlagValues):
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(script.run_main(main, FLAG_GROUPS))

@@ -43,13 +43,16 @@ import numpy as np
 from absl import flags
 
 from experiments import (
-  common,
   lengths,
   replay_laws,
   replay_steps,
   replay_weights,
+  script,
+  surroundings,
+  text_files,
   trace_file,
 )
+from experiments.progress import Progress
 from specjax.proposers.stopping import Cost
 
 FIGURES = {
@@ -342,7 +345,7 @@ def main(values: flags.FlagValues):
       f'--confidence must be above 0 and below 1, got {values.confidence}.'
     )
   if values.json_out is not None:
-    common.check_writable(values.json_out)
+    text_files.check_writable(values.json_out)
   cells = cells_from_flags(values)
   if any(values.step_costs) and 'cost' not in values.stop_rules:
     raise ValueError(
@@ -354,7 +357,7 @@ def main(values: flags.FlagValues):
   )
   trace = trace_file.load(values.trace)
   replays = []
-  with common.Progress('replaying') as progress:
+  with Progress('replaying') as progress:
     for i, cell in enumerate(cells, 1):
       progress.update(f'{i} of {len(cells)}')
       replays.append(
@@ -369,7 +372,7 @@ def main(values: flags.FlagValues):
       )
   print(table(replays))
   if values.json_out is not None:
-    common.write_json(values.json_out, report(values, trace, replays))
+    text_files.write_json(values.json_out, report(values, trace, replays))
 
 
 def report(
@@ -380,7 +383,7 @@ def report(
   """The contents of --json_out."""
   return {
     'config': {name: values[name].value for name in values},
-    'environment': common.environment(),
+    'environment': surroundings.environment(),
     'recorded': {
       name: trace.about[name] for name in ('config', 'environment', 'verify')
     },
@@ -389,4 +392,4 @@ def report(
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(script.run_main(main, FLAG_GROUPS))

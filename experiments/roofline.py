@@ -26,7 +26,8 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from experiments import chips, common, measure_chip
+from experiments import chips, measure_chip, script, surroundings, text_files
+from experiments.progress import Progress
 from specjax import metrics, sharding
 from specjax.models import config as model_config
 from specjax.models import presets, quantize
@@ -49,7 +50,7 @@ def make_model(name: str, dtype: str, scheme: str) -> Transformer:
         f' got {name!r}.'
       )
     try:
-      settings = json.loads(common.read_text(name))
+      settings = json.loads(text_files.read_text(name))
     except (ValueError, RecursionError) as error:
       raise ValueError(f'{name!r} is not JSON: {error}.') from None
     if not isinstance(settings, dict):
@@ -236,7 +237,7 @@ class Options:
         f'{self.max_draft_tokens}.'
       )
     if self.json_out is not None:
-      common.check_writable(self.json_out)
+      text_files.check_writable(self.json_out)
 
 
 def table(options: Options, chip: chips.Chip) -> list[dict[str, Any]]:
@@ -394,7 +395,7 @@ def main(values: flags.FlagValues):
     chip = chips.CHIPS[options.chip]
   else:
     is_cpu = jax.default_backend() == 'cpu'
-    with common.Progress('measuring the device'):
+    with Progress('measuring the device'):
       chip, rates = measure_chip.measure(
         2**28 if is_cpu else 2**31, 1024 if is_cpu else 8192
       )
@@ -402,14 +403,14 @@ def main(values: flags.FlagValues):
   if options.json_out is not None:
     report = {
       'config': options,
-      'environment': common.environment(),
+      'environment': surroundings.environment(),
       'chip': chip,
       'matrix_rates': rates,
       'rows': rows,
     }
-    common.write_json(options.json_out, report)
+    text_files.write_json(options.json_out, report)
   print(markdown(options, chip, rows))
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(script.run_main(main, FLAG_GROUPS))

@@ -4,7 +4,14 @@ import dataclasses
 
 from absl import flags
 
-from experiments import common, conversions, lengths, processes, recording
+from experiments import (
+  conversions,
+  lengths,
+  processes,
+  recording,
+  text_files,
+  token_flags,
+)
 from specjax import noise, requests
 from specjax.mesh import (
   FULLY_SHARDED,
@@ -412,7 +419,7 @@ class RunConfig:
     if self.cache_dir is not None:
       conversions.check_cache_dir(self.cache_dir)
     if self.json_out is not None and self.is_first:
-      common.check_writable(self.json_out)
+      text_files.check_writable(self.json_out)
     if self.record is not None:
       recording.check(
         self.record, self.record_top, self.proposer, self.num_processes
@@ -495,15 +502,17 @@ def config_from_flags(values: flags.FlagValues) -> RunConfig:
   taken = {name: value for name, value in given.items() if name in names}
   option_names = {field.name for field in dataclasses.fields(SamplingOptions)}
   options = {n: value for n, value in given.items() if n in option_names}
-  options['logit_bias'] = common.parse_logit_bias(values.logit_bias)
-  options['banned_ids'] = common.parse_ids(values.banned_ids, '--banned_ids')
+  options['logit_bias'] = token_flags.parse_logit_bias(values.logit_bias)
+  options['banned_ids'] = token_flags.parse_ids(
+    values.banned_ids, '--banned_ids'
+  )
   if values.allowed_ids is not None:
-    options['allowed_ids'] = common.parse_ids(
+    options['allowed_ids'] = token_flags.parse_ids(
       values.allowed_ids, '--allowed_ids'
     )
   taken['options'] = SamplingOptions(**options)
   taken['stop'] = tuple(values.stop)
-  taken['stop_ids'] = common.parse_ids(values.stop_ids, '--stop_ids')
+  taken['stop_ids'] = token_flags.parse_ids(values.stop_ids, '--stop_ids')
   if values.proposer is None:
     taken['proposer'] = 'draft' if values.draft else 'none'
   return RunConfig(**taken)

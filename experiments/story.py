@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax.numpy as jnp
 from absl import flags
 
-from experiments import common, trace
+from experiments import script, trace
 from specjax import generation
 from specjax.decode import Decoder
 from specjax.models import toy
@@ -221,4 +221,4 @@ def main(values: flags.FlagValues):
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, ()))
+  sys.exit(script.run_main(main, ()))

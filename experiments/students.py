@@ -8,7 +8,7 @@ import dataclasses
 import json
 from typing import Any, Protocol
 
-from experiments import common
+from experiments import text_files
 from experiments.train_config import TrainConfig
 from specjax import sharding, tokenizer_files
 from specjax.models import load
@@ -178,7 +178,7 @@ def put(model: Transformer, params: Params) -> Params:
 
 
 def _read_config(path: str) -> dict[str, Any]:
-  text = common.read_text(path)
+  text = text_files.read_text(path)
   try:
     value = json.loads(text)
   except (ValueError, RecursionError) as error:

@@ -23,7 +23,7 @@ import sys
 
 from absl import flags
 
-from experiments import common, train_run
+from experiments import script, train_run
 from experiments.train_config import FLAG_GROUPS, config_from_flags
 
 
@@ -33,4 +33,4 @@ def main(values: flags.FlagValues):
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(script.run_main(main, FLAG_GROUPS))

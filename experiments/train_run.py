@@ -12,7 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import common, head_student, held_out, students
+from experiments import (
+  head_student,
+  held_out,
+  students,
+  surroundings,
+  text_files,
+)
+from experiments.progress import Progress
 from experiments.students import Student
 from experiments.train_config import TrainConfig
 from specjax import sharding
@@ -63,7 +70,7 @@ def prepare(config: TrainConfig) -> Setup:
     orbax.check_free(pathlib.Path(config.out))
   target = None
   if config.target is not None:
-    with common.Progress(f'loading target {config.target}'):
+    with Progress(f'loading target {config.target}'):
       target = load.load(config.target, config.dtype)
   make = head_student.make_head if config.head else students.make_model
   student = make(config, target)
@@ -208,7 +215,7 @@ def run(config: TrainConfig) -> dict[str, Any]:
   checkpoints = None
   if config.run_dir is not None:
     checkpoints = Checkpoints(directory=config.run_folder(), run=setup.digest)
-  with common.Progress('training') as progress:
+  with Progress('training') as progress:
     log = _Log(config, setup, progress)
     state = loop.train(
       setup.trainer,
@@ -225,17 +232,17 @@ def run(config: TrainConfig) -> dict[str, Any]:
   params = setup.trainer.rounded(state.params)
   report = {
     'config': dataclasses.asdict(config),
-    'environment': common.environment(),
+    'environment': surroundings.environment(),
     'num_parameters': sum(x.size for x in jax.tree.leaves(params)),
     'last': log.rows[-1] if log.rows else None,
     'decoding': None,
   }
   if config.num_eval_prompts:
-    with common.Progress('decoding held-out prompts'):
+    with Progress('decoding held-out prompts'):
       report['decoding'] = list(decode_held_out(config, setup, params))
   # Where there is a model there is a report of it.
   if config.run_dir is not None:
-    common.write_json(str(config.run_folder() / 'report.json'), report)
+    text_files.write_json(str(config.run_folder() / 'report.json'), report)
   if config.out is not None:
     setup.student.write(config.out, params, setup.frozen_params)
   return report

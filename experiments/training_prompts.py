@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import common, prompts, stdlib_text
+from experiments import prompts, script, stdlib_text
 from specjax.sampling import SamplingOptions
 
 # In turn, so that no form has functions of one module alone.
@@ -192,4 +192,4 @@ def _write(out: pathlib.Path, files: dict[str, list[dict[str, Any]]]):
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, (('Prompts', define_flags),)))
+  sys.exit(script.run_main(main, (('Prompts', define_flags),)))

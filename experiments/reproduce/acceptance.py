@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import common
+from experiments import script
 from experiments.reproduce import definitions, measured, record
 
 TASKS = ('humaneval', 'gsm8k', 'summarization')
@@ -134,4 +134,4 @@ def main(values) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, measured.FLAG_GROUPS))
+  sys.exit(script.run_main(main, measured.FLAG_GROUPS))

@@ -25,7 +25,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from experiments import common
+from experiments import script
 from experiments.reproduce import record
 from specjax import metrics
 
@@ -248,4 +248,4 @@ def main(values) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, record.FLAG_GROUPS))
+  sys.exit(script.run_main(main, record.FLAG_GROUPS))

@@ -19,7 +19,7 @@ import sys
 
 import numpy as np
 
-from experiments import common
+from experiments import script
 from experiments.reproduce import record, toys
 from specjax.sampling import SamplingOptions
 from specjax.testing import certificate, loops, rules
@@ -151,4 +151,4 @@ def main(values) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, record.FLAG_GROUPS))
+  sys.exit(script.run_main(main, record.FLAG_GROUPS))

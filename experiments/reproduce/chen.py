@@ -20,7 +20,7 @@ import sys
 
 import numpy as np
 
-from experiments import common
+from experiments import script
 from experiments.reproduce import record
 from specjax import metrics
 from specjax.testing import certificate, rules
@@ -79,4 +79,4 @@ def main(values) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, record.FLAG_GROUPS))
+  sys.exit(script.run_main(main, record.FLAG_GROUPS))

@@ -22,7 +22,7 @@ import sys
 
 import numpy as np
 
-from experiments import common
+from experiments import script
 from experiments.reproduce import record, toys
 from specjax.proposers.base import Nothing
 from specjax.testing import loops
@@ -123,4 +123,4 @@ def main(values) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, record.FLAG_GROUPS))
+  sys.exit(script.run_main(main, record.FLAG_GROUPS))

@@ -15,7 +15,7 @@ Differs:  an identity, and the loop on toy pairs with that acceptance. The paper
 
 import sys
 
-from experiments import common
+from experiments import script
 from experiments.reproduce import record, toys
 from specjax import metrics
 from specjax.verify import chain
@@ -62,4 +62,4 @@ def main(values) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, record.FLAG_GROUPS))
+  sys.exit(script.run_main(main, record.FLAG_GROUPS))

@@ -19,7 +19,7 @@ Differs:  SmolLM2 135M (30 layers, int8), which was not trained for it; K = 4,
 import sys
 from typing import Any
 
-from experiments import common
+from experiments import script
 from experiments.reproduce import definitions, measured, record
 
 K, BATCH, NUM_PROMPTS, NUM_TOKENS = 4, 8, 8, 64
@@ -95,4 +95,4 @@ def main(values) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, measured.FLAG_GROUPS))
+  sys.exit(script.run_main(main, measured.FLAG_GROUPS))

@@ -15,7 +15,7 @@ Differs:  the paper's numbers are quoted from a secondary source; the alpha that
 
 import sys
 
-from experiments import common
+from experiments import script
 from experiments.reproduce import record
 from specjax import metrics
 
@@ -58,4 +58,4 @@ def main(values) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, record.FLAG_GROUPS))
+  sys.exit(script.run_main(main, record.FLAG_GROUPS))

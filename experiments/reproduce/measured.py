@@ -15,14 +15,14 @@ from typing import Any
 
 from absl import flags
 
-from experiments import common, generate, trace_file
+from experiments import generate, surroundings, text_files, trace_file
 from experiments.reproduce import record
 from experiments.run_config import RunConfig
 
 QWEN = 'qwen2.5-coder-1.5b-instruct-q4_k_m.gguf'
 QWEN_DRAFT = 'qwen2.5-coder-0.5b-instruct-q4_k_m.gguf'
 SMOLLM2 = 'smollm2-135m-instruct-q4_1.gguf'
-_DEMO_PROMPTS = common.ROOT / 'specjax/models/demo/prompts.jsonl'
+_DEMO_PROMPTS = surroundings.ROOT / 'specjax/models/demo/prompts.jsonl'
 # A CPU reads longer ones for minutes.
 _MOST_CHARACTERS = 2000
 # Categories of Spec-Bench that are chats of several turns.
@@ -142,7 +142,7 @@ def _read(
   path: pathlib.Path, names: tuple[str, ...] = ()
 ) -> list[dict[str, Any]]:
   # Not splitlines(): texts may hold other characters that end a line.
-  lines = common.read_text(path).split('\n')
+  lines = text_files.read_text(path).split('\n')
   found = [json.loads(line) for line in lines if line.strip()]
   for number, row in enumerate(found, 1):
     if not isinstance(row, dict) or not all(row.get(name) for name in names):

@@ -19,7 +19,7 @@ Differs:  SmolLM2 135M for Qwen2.5-Coder-Instruct 1.5B, both int8; K = 4, batch
 import sys
 from typing import Any
 
-from experiments import common
+from experiments import script
 from experiments.reproduce import definitions, measured, record
 
 K, BATCH, NUM_PROMPTS, NUM_TOKENS = 4, 8, 8, 32
@@ -105,4 +105,4 @@ def main(values) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, measured.FLAG_GROUPS))
+  sys.exit(script.run_main(main, measured.FLAG_GROUPS))

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from experiments import benchmark, common
+from experiments import benchmark, script
 from experiments.reproduce import measured, record
 from specjax import metrics
 
@@ -127,4 +127,4 @@ def main(values) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, measured.FLAG_GROUPS))
+  sys.exit(script.run_main(main, measured.FLAG_GROUPS))

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from experiments import common
+from experiments import surroundings, text_files
+from experiments.progress import Progress
 
 STORED = pathlib.Path(__file__).parent / 'stored'
 
@@ -144,9 +145,9 @@ def run(
     0, or 1 if an asserted claim does not hold.
   """
   if values.json_out is not None:
-    common.check_writable(values.json_out)
+    text_files.check_writable(values.json_out)
   clock = time.perf_counter()
-  with common.Progress(f'reproducing {name}'):
+  with Progress(f'reproducing {name}'):
     found = reproduce(values.quick)
   is_measured = isinstance(found, Measured)
   findings = list(found.findings if is_measured else found)
@@ -155,7 +156,7 @@ def run(
   result = {
     'name': name,
     'config': {'quick': values.quick},
-    'environment': common.environment(),
+    'environment': surroundings.environment(),
     'seconds': time.perf_counter() - clock,
     'level': 'measured' if is_measured else 'exact',
     'findings': findings,
@@ -163,7 +164,7 @@ def run(
     'passed': all(finding.holds is not False for finding in findings),
   }
   if values.json_out is not None:
-    common.write_json(values.json_out, result)
+    text_files.write_json(values.json_out, result)
   if not result['passed']:
     print(f'{name}: a claim does not hold', file=sys.stderr)
   return 0 if result['passed'] else 1

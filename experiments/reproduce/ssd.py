@@ -18,7 +18,7 @@ Differs:  an identity; no drafts are made ahead. The measured 2x over
 
 import sys
 
-from experiments import common
+from experiments import script
 from experiments.reproduce import record
 from specjax import metrics
 
@@ -73,4 +73,4 @@ def main(values) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, record.FLAG_GROUPS))
+  sys.exit(script.run_main(main, record.FLAG_GROUPS))

@@ -14,7 +14,7 @@ import pathlib
 import sys
 from typing import Any
 
-from experiments import common
+from experiments import script
 from experiments.reproduce import record
 
 README = pathlib.Path(__file__).parents[1] / 'README.md'
@@ -144,4 +144,4 @@ def main(values) -> None:
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, ()))
+  sys.exit(script.run_main(main, ()))

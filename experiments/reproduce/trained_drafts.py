@@ -35,7 +35,7 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments import common, conversions, draft_table, drafts
+from experiments import conversions, draft_table, drafts, script, surroundings
 from experiments.reproduce import record
 from specjax.models.heads import files
 from specjax.models.load import DEMO_HEADS, head_folder
@@ -82,7 +82,7 @@ def trained(out: str | None) -> list[dict[str, Any]]:
     )
     draft_table.main(values)
     found = [json.loads(line) for line in lines.read_text().splitlines()]
-  check_revision(found, common.environment()['git_revision'])
+  check_revision(found, surroundings.environment()['git_revision'])
   return found
 
 
@@ -206,4 +206,4 @@ def main(values) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(common.run_main(main, FLAG_GROUPS))
+  sys.exit(script.run_main(main, FLAG_GROUPS))

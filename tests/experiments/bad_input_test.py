@@ -16,7 +16,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, generate
+from experiments import generate, script
 from experiments.run_config import FLAG_GROUPS
 from specjax.models import load
 from tests.experiments import tiny_files
@@ -44,7 +44,7 @@ class Case(parameterized.TestCase):
       argv.insert(0, f'--json_out={json_out}')
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      code = common.run_main(generate.main, FLAG_GROUPS, argv)
+      code = script.run_main(generate.main, FLAG_GROUPS, argv)
     message = PROGRESS.sub('', err.getvalue())
     self.assertEqual((code, out.getvalue()), (2, ''), message)
     self.assertRegex(message, r'^generate\.py: [^\n]+[.?]\n$')

@@ -13,7 +13,7 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import bench_run, benchmark, common, peers, plots
+from experiments import bench_run, benchmark, peers, plots, script
 
 PAIR = ('--target=demo:target', '--draft=demo:draft')
 # As a peer, this answers three rounds and then goes wrong.
@@ -56,7 +56,7 @@ def tearDownModule():
 def run(*argv):
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    code = common.run_main(benchmark.main, benchmark.FLAG_GROUPS, argv)
+    code = script.run_main(benchmark.main, benchmark.FLAG_GROUPS, argv)
   return code, out.getvalue(), err.getvalue()
 
 

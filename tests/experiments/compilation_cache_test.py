@@ -11,14 +11,14 @@ from unittest import mock
 from absl.testing import absltest
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, compilation_cache
+from experiments import compilation_cache, surroundings
 
 SCRIPT = f"""\
   import sys
 
-  sys.path.insert(0, {str(common.ROOT)!r})
+  sys.path.insert(0, {str(surroundings.ROOT)!r})
 
-  from experiments import common, compilation_cache
+  from experiments import compilation_cache, script, surroundings
 
   compilation_cache._MIN_SECONDS = 0
 
@@ -36,7 +36,7 @@ SCRIPT = f"""\
 
 
   if __name__ == '__main__':
-    sys.exit(common.run_main(main, ()))
+    sys.exit(script.run_main(main, ()))
   """
 
 

@@ -16,13 +16,13 @@ from absl.testing import absltest, parameterized
 import tests.setup_jax  # noqa: F401
 from experiments import (
   chips,
-  common,
   compile_for,
   compile_table,
   forecast,
   forecast_report,
   hlo,
   programs,
+  script,
 )
 from specjax.models import presets
 
@@ -57,7 +57,7 @@ def run(*argv):
   """Exit code, stdout and stderr without progress."""
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    code = common.run_main(compile_for.main, compile_for.FLAG_GROUPS, argv)
+    code = script.run_main(compile_for.main, compile_for.FLAG_GROUPS, argv)
   progress = re.compile(r'^(compiling|lowering).* \.\.\. \d+\.\d s\n', re.M)
   return code, out.getvalue(), progress.sub('', err.getvalue())
 

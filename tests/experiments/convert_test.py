@@ -13,7 +13,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, convert, generate
+from experiments import convert, generate
 from experiments.run_config import FLAG_GROUPS
 from specjax import tokenizer_files, tokenizers
 from specjax.models import load
@@ -27,7 +27,7 @@ TEMPLATE = '{% for m in messages %}{{ m.content }}{% endfor %}'
 def run(script, groups, *argv):
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    code = common.run_main(script.main, groups, [*map(str, argv)])
+    code = script.run_main(script.main, groups, [*map(str, argv)])
   # What is shown while a machine is slow is no error.
   shown = r'^(loading|writing|compiling|decoding).* \.\.\. \d+\.\d s\n'
   return code, out.getvalue(), re.sub(shown, '', err.getvalue(), flags=re.M)

@@ -8,13 +8,13 @@ from unittest import mock
 from absl.testing import absltest
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, demo, generate
+from experiments import demo, generate, script
 
 
 def run(*flags):
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    code = common.run_main(demo.main, demo.FLAG_GROUPS, list(flags))
+    code = script.run_main(demo.main, demo.FLAG_GROUPS, list(flags))
   return code, out.getvalue(), err.getvalue()
 
 

@@ -10,7 +10,7 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, device_check, device_parts, step_costs
+from experiments import device_check, device_parts, script, step_costs
 
 
 def run(*argv: str) -> tuple[int, str, str, dict | None]:
@@ -22,7 +22,7 @@ def run(*argv: str) -> tuple[int, str, str, dict | None]:
     contextlib.redirect_stderr(err),
   ):
     path = pathlib.Path(folder, 'device.json')
-    code = common.run_main(
+    code = script.run_main(
       device_check.main,
       device_check.FLAG_GROUPS,
       [f'--json_out={path}', *argv],

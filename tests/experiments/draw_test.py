@@ -11,7 +11,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, draw, trace_file
+from experiments import draw, script, trace_file
 from specjax import ByteTokenizer
 from specjax.state import ACCEPTED, BONUS, CORRECTION
 
@@ -83,7 +83,7 @@ class DrawTest(parameterized.TestCase):
   def run_script(self, *flags):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      code = common.run_main(draw.main, draw.FLAG_GROUPS, flags)
+      code = script.run_main(draw.main, draw.FLAG_GROUPS, flags)
     return code, out.getvalue(), err.getvalue()
 
   @needs_matplotlib

@@ -9,7 +9,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, generate
+from experiments import generate, script
 from experiments.run_config import FLAG_GROUPS
 from tests.experiments import tiny_files
 
@@ -45,7 +45,7 @@ class EarlyExitTest(parameterized.TestCase):
     )
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      code = common.run_main(generate.main, FLAG_GROUPS, argv)
+      code = script.run_main(generate.main, FLAG_GROUPS, argv)
     result = json.loads(json_out.read_text()) if json_out.exists() else None
     json_out.unlink(missing_ok=True)
     return code, err.getvalue(), result

@@ -17,7 +17,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, conversions, generate, trace
+from experiments import conversions, generate, script, trace
 from experiments.run_config import FLAG_GROUPS
 from specjax import state as states
 from specjax import testing
@@ -83,7 +83,7 @@ class Run:
         argv.append(f'--prompts_jsonl={lines}')
       out, err = io.StringIO(), io.StringIO()
       with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        self.code = common.run_main(generate.main, FLAG_GROUPS, argv)
+        self.code = script.run_main(generate.main, FLAG_GROUPS, argv)
       self.out, self.err = out.getvalue(), err.getvalue()
       assert self.code == 0, self.err
       # Strict JSON: a NaN would be refused here.
@@ -580,7 +580,7 @@ class LoadTest(parameterized.TestCase):
       mock.patch.object(conversions, 'load_model', spy),
       contextlib.redirect_stderr(io.StringIO()) as err,
     ):
-      code = common.run_main(generate.main, FLAG_GROUPS, argv)
+      code = script.run_main(generate.main, FLAG_GROUPS, argv)
     self.assertEqual((code, err.getvalue()), (2, 'generate.py: Enough.\n'))
     self.assertEqual(asked, {'a': target, 'b': draft})
 

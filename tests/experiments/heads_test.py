@@ -9,7 +9,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import benchmark, common, generate
+from experiments import benchmark, generate
 from experiments.run_config import FLAG_GROUPS
 from specjax.models import load
 from specjax.models.heads import build, files
@@ -54,7 +54,7 @@ class HeadsTest(parameterized.TestCase):
     )
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      code = common.run_main(script.main, groups, argv)
+      code = script.run_main(script.main, groups, argv)
     result = json.loads(json_out.read_text()) if json_out.exists() else None
     json_out.unlink(missing_ok=True)
     return code, err.getvalue(), result

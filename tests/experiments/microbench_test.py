@@ -9,13 +9,13 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, microbench
+from experiments import microbench, script
 
 
 def run(*argv):
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    code = common.run_main(microbench.main, microbench.FLAG_GROUPS, argv)
+    code = script.run_main(microbench.main, microbench.FLAG_GROUPS, argv)
   return code, out.getvalue(), err.getvalue()
 
 

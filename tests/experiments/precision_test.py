@@ -11,7 +11,7 @@ import numpy as np
 from absl.testing import absltest
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, conversions, precision
+from experiments import conversions, precision, script
 from tests.experiments import tiny_files
 
 
@@ -32,7 +32,7 @@ class PrecisionTest(absltest.TestCase):
   def run_script(self, *flags):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      code = common.run_main(precision.main, precision.FLAG_GROUPS, flags)
+      code = script.run_main(precision.main, precision.FLAG_GROUPS, flags)
     return code, out.getvalue(), err.getvalue()
 
   def test_the_table(self):

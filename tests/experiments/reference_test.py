@@ -9,13 +9,13 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, reference
+from experiments import reference, script
 
 
 def run(*args: str) -> tuple[int, str, str]:
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    code = common.run_main(
+    code = script.run_main(
       reference.main, reference.FLAG_GROUPS, args, keeps_compiled=False
     )
   return code, out.getvalue(), err.getvalue()
@@ -40,7 +40,7 @@ class ReferenceTest(parameterized.TestCase):
   def test_a_folder_that_holds_something_is_refused(self):
     (self.folder / 'x').write_text('mine')
     code, _, err = run(f'--out={self.folder}')
-    self.assertEqual(code, common.BAD_INPUT)
+    self.assertEqual(code, script.BAD_INPUT)
     self.assertIn('must be a folder that is absent or empty', err)
     self.assertEqual((self.folder / 'x').read_text(), 'mine')
 
@@ -48,7 +48,7 @@ class ReferenceTest(parameterized.TestCase):
     if importlib.util.find_spec('pdoc') is not None:
       self.skipTest('pdoc is installed: make docs builds the pages.')
     code, _, err = run(f'--out={self.folder / "docs"}')
-    self.assertEqual(code, common.BAD_INPUT)
+    self.assertEqual(code, script.BAD_INPUT)
     self.assertIn("pip install 'specjax[docs]'", err)
     self.assertEmpty(list(self.folder.iterdir()))
 

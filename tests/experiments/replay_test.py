@@ -15,11 +15,11 @@ from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
 from experiments import (
-  common,
   conversions,
   generate,
   replay,
   replay_laws,
+  script,
   trace_file,
 )
 from experiments.reproduce import definitions
@@ -60,7 +60,7 @@ def run(folder, *flags, rows=()):
   argv = [*flags, f'--prompts_jsonl={lines}', f'--json_out={out}']
   text, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(text), contextlib.redirect_stderr(err):
-    code = common.run_main(generate.main, FLAG_GROUPS, argv)
+    code = script.run_main(generate.main, FLAG_GROUPS, argv)
   result = json.loads(out.read_text()) if out.exists() else None
   out.unlink(missing_ok=True)
   return code, err.getvalue(), result
@@ -430,7 +430,7 @@ class FreshRunTest(parameterized.TestCase):
     self.check_file(path, own)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      code = common.run_main(
+      code = script.run_main(
         replay.main,
         replay.FLAG_GROUPS,
         [
@@ -577,7 +577,7 @@ class BadInputTest(parameterized.TestCase):
   def refused(self, main, groups, argv, fragment):
     err = io.StringIO()
     with contextlib.redirect_stderr(err):
-      self.assertEqual(common.run_main(main, groups, argv), common.BAD_INPUT)
+      self.assertEqual(script.run_main(main, groups, argv), script.BAD_INPUT)
     self.assertIn(fragment, err.getvalue())
     self.assertLen(err.getvalue().splitlines(), 1)
 

@@ -10,7 +10,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import common
+from experiments import script
 from experiments.reproduce import measured, record, table, trained_drafts
 
 SCRIPTS = pathlib.Path(table.__file__).parent
@@ -27,7 +27,7 @@ class ReproduceTest(parameterized.TestCase):
       path = pathlib.Path(folder, 'result.json')
       out = io.StringIO()
       with contextlib.redirect_stdout(out):
-        code = common.run_main(
+        code = script.run_main(
           script.main, groups, ['--quick', f'--json_out={path}']
         )
       self.assertEqual(code, 0, out.getvalue())
@@ -99,7 +99,7 @@ class ReproduceTest(parameterized.TestCase):
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-      self.assertEqual(common.run_main(main, record.FLAG_GROUPS, []), 1)
+      self.assertEqual(script.run_main(main, record.FLAG_GROUPS, []), 1)
     self.assertIn('FAILS  one: expected 1, got 1.1', out.getvalue())
 
   def test_nothing_is_written_over_a_folder(self):
@@ -108,10 +108,10 @@ class ReproduceTest(parameterized.TestCase):
     err = io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
       with contextlib.redirect_stderr(err):
-        code = common.run_main(
+        code = script.run_main(
           ssd.main, record.FLAG_GROUPS, [f'--json_out={folder}']
         )
-    self.assertEqual(code, common.BAD_INPUT)
+    self.assertEqual(code, script.BAD_INPUT)
     self.assertIn('it is a folder', err.getvalue())
 
 

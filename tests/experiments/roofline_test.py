@@ -9,7 +9,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import chips, common, measure_chip, roofline
+from experiments import chips, measure_chip, roofline, script
 from specjax.models import presets
 
 H100 = chips.CHIPS['h100']
@@ -25,7 +25,7 @@ PER_TOKEN = 2 * 8 * 128 * 2
 def run(*argv):
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    code = common.run_main(roofline.main, roofline.FLAG_GROUPS, argv)
+    code = script.run_main(roofline.main, roofline.FLAG_GROUPS, argv)
   return code, out.getvalue(), err.getvalue()
 
 

@@ -7,7 +7,7 @@ import pathlib
 from absl.testing import absltest
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, story
+from experiments import script, story
 from specjax import Nothing
 from specjax.pictures import slates
 from specjax.testing import exact, mutants
@@ -62,7 +62,7 @@ class StoryTest(absltest.TestCase):
   def test_the_readme_shows_it(self):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-      self.assertEqual(common.run_main(story.main, (), []), 0)
+      self.assertEqual(script.run_main(story.main, (), []), 0)
     readme = (ROOT / 'README.md').read_text(encoding='utf-8')
     self.assertIn(f'```text\n{out.getvalue()}```\n', readme)
 

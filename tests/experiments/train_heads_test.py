@@ -10,7 +10,7 @@ import safetensors.numpy
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, generate, train
+from experiments import generate, script, train
 from tests.experiments import train_test
 from tests.training import tiny
 
@@ -29,7 +29,7 @@ class HeadFiles(train_test.Files):
     flags = [f'--config={config}', f'--data={text}', f'--out={cls.target}']
     flags += ['--num_steps=20', '--num_warmup_steps=1', '--learning_rate=1e-2']
     flags += ['--batch_size=2', '--length=33', '--dtype=float32']
-    assert common.run_main(train.main, train.FLAG_GROUPS, flags) == 0
+    assert script.run_main(train.main, train.FLAG_GROUPS, flags) == 0
 
   def train_head(self, name: str, *more: str) -> str:
     return self.train(name, f'--target={self.target}', *more)

@@ -14,7 +14,7 @@ import time
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, draft_table, generate, train
+from experiments import draft_table, generate, script, train
 from specjax.models import load
 from tests.training import tiny
 
@@ -49,7 +49,7 @@ class Files(parameterized.TestCase):
   def run_script(self, module, groups, argv) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      code = common.run_main(module.main, groups, argv)
+      code = script.run_main(module.main, groups, argv)
     return code, out.getvalue(), err.getvalue()
 
   def train(self, name: str, *more: str) -> str:

@@ -9,7 +9,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import common, training_prompts
+from experiments import script, training_prompts
 
 
 class TrainingPromptsTest(parameterized.TestCase):
@@ -34,7 +34,7 @@ class TrainingPromptsTest(parameterized.TestCase):
     argv = [f'--out={self.out}', *flags]
     groups = (('Prompts', training_prompts.define_flags),)
     with contextlib.redirect_stderr(err):
-      code = common.run_main(training_prompts.main, groups, argv)
+      code = script.run_main(training_prompts.main, groups, argv)
     return code, err.getvalue()
 
   def rows(self, name):

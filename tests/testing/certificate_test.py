@@ -12,7 +12,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import certify, common
+from experiments import certify, script
 from specjax import testing
 from specjax.sampling import SamplingOptions
 from specjax.testing import certificate, certified, loops, mutants
@@ -201,7 +201,7 @@ class ScriptTest(parameterized.TestCase):
       mock.patch('sys.stdout', out),
       mock.patch('sys.stderr', err),
     ):
-      code = common.run_main(certify.main, certify.FLAG_GROUPS, list(argv))
+      code = script.run_main(certify.main, certify.FLAG_GROUPS, list(argv))
     return code, out.getvalue(), err.getvalue()
 
   def test_passed(self):

@@ -1,4 +1,4 @@
-"""What every script does on the host: flags, errors, result files, progress.
+"""A script's frame: flags, help, and bad input in one sentence.
 
 A script defines its flags in groups, and `main` takes their parsed values:
 
@@ -8,39 +8,26 @@ A script defines its flags in groups, and `main` takes their parsed values:
     ...
 
   if __name__ == '__main__':
-    sys.exit(common.run_main(main, FLAG_GROUPS))
+    sys.exit(script.run_main(main, FLAG_GROUPS))
 
 Each run has flag values of its own: two scripts may define the same flag in
 one process, and a test may call `run_main(main, FLAG_GROUPS, ['--seed=1'])`.
 """
 
-import dataclasses
-import datetime
 import difflib
-import json
-import math
 import os
 import pathlib
-import platform
 import re
-import subprocess
 import sys
 import textwrap
-import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
 
-import flax
 import jax
 import jaxlib
-import numpy as np
 from absl import flags, logging
 
-import specjax
 from experiments import compilation_cache
-from specjax import atomic
 
 # A title, and a function that defines the flags under it on the given values.
 FlagGroup = tuple[str, Callable[[flags.FlagValues], None]]
@@ -58,7 +45,6 @@ _OUT_OF_MEMORY = (
   'not enough memory for these sizes; a smaller model, --batch_size, '
   '--max_length or --dtype may fit.'
 )
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def run_main(
@@ -259,251 +245,3 @@ def _kind(flag: flags.Flag) -> str:
     return f'={"|".join(choices)}'
   kinds = {'int': '=N', 'float': '=X'}
   return kinds.get(flag.flag_type(), '=...')
-
-
-def parse_ids(text: str, name: str) -> tuple[int, ...]:
-  """Token ids from a comma-separated list; '' has none.
-
-  Args:
-    text: such as '1,2,3'.
-    name: the flag, for the error.
-
-  Raises:
-    ValueError: an item is not an integer in 0..2**31 - 1.
-
-  >>> parse_ids('3,1', '--banned_ids')
-  (3, 1)
-  """
-  ids = [_natural(item) for item in _items(text)]
-  if None in ids:
-    raise ValueError(
-      f'{name} must be token ids joined by commas, as in 1,2,3, got {text!r}.'
-    )
-  return tuple(ids)
-
-
-def parse_logit_bias(text: str) -> tuple[tuple[int, float], ...]:
-  """Pairs of token id and bias from 'ID:X,ID:X'; '' has none.
-
-  Raises:
-    ValueError: an item is not ID:X with a finite X, or an id comes twice.
-
-  >>> parse_logit_bias('5:-1.5,7:2')
-  ((5, -1.5), (7, 2.0))
-  """
-  bias = {}
-  for item in _items(text):
-    left, _, right = item.partition(':')
-    try:
-      token, value = _natural(left), float(right)
-    except ValueError:
-      token, value = None, math.nan
-    if token is None or token in bias or not math.isfinite(value):
-      raise ValueError(
-        '--logit_bias must be ID:X,ID:X with different token ids and finite '
-        f'numbers, got {item!r} in {text!r}.'
-      )
-    bias[token] = value
-  return tuple(bias.items())
-
-
-def _items(text: str) -> list[str]:
-  return [item.strip() for item in text.split(',')] if text.strip() else []
-
-
-def _natural(text: str) -> int | None:
-  """The int32 >= 0 that the text spells in plain digits, or None."""
-  is_plain = text.isascii() and text.isdigit() and len(text) <= 10
-  return int(text) if is_plain and int(text) < 2**31 else None
-
-
-def read_text(path: str) -> str:
-  """A whole UTF-8 file.
-
-  Raises:
-    OSError: it cannot be opened.
-    ValueError: it is not valid UTF-8; the sentence names file and byte.
-  """
-  data = pathlib.Path(path).read_bytes()
-  try:
-    return data.decode('utf-8')
-  except UnicodeDecodeError as error:
-    byte = data[error.start]
-    raise ValueError(
-      f'{path!r} is not valid UTF-8: byte {byte:#04x} at {error.start}.'
-    ) from None
-
-
-def environment() -> dict[str, Any]:
-  """What a result depends on besides its configuration."""
-  device = jax.devices()[0]
-  revision, is_clean = _git()
-  return {
-    'specjax': specjax.__version__,
-    'python': platform.python_version(),
-    'jax': jax.__version__,
-    'jaxlib': jaxlib.__version__,
-    'flax': flax.__version__,
-    'numpy': np.__version__,
-    'platform': device.platform,
-    'device_kind': device.device_kind,
-    'device_count': jax.device_count(),
-    'cpu_count': os.cpu_count(),
-    'git_revision': revision,
-    'git_clean': is_clean,
-    'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
-  }
-
-
-def _git() -> tuple[str | None, bool | None]:
-  """Revision and whether nothing is changed; (None, None) outside git."""
-
-  def git(*command: str) -> str:
-    return subprocess.run(
-      ('git', '-C', str(ROOT), *command),
-      capture_output=True,
-      check=True,
-      text=True,
-      timeout=10,
-    ).stdout.strip()
-
-  try:
-    # An unpacked archive inside another repository has no revision of its own.
-    if pathlib.Path(git('rev-parse', '--show-toplevel')).resolve() != ROOT:
-      return None, None
-    return git('rev-parse', 'HEAD'), not git('status', '--porcelain')
-  except (OSError, subprocess.SubprocessError):
-    return None, None
-
-
-def check_writable(path: str):
-  """Raises unless `path` can be written later; creates and changes nothing.
-
-  Raises:
-    ValueError: the folder is missing or closed, or the path is a folder.
-  """
-  target = pathlib.Path(os.path.realpath(path))
-  folder = target.parent
-  if not path:
-    reason = 'the path is empty'
-  elif target.is_dir():
-    reason = 'it is a folder'
-  elif not folder.is_dir():
-    reason = f'{str(folder)!r} is not an existing folder'
-  elif target.exists() and not os.access(target, os.W_OK):
-    reason = 'it is read-only'
-  elif not _is_special(target) and not os.access(folder, os.W_OK | os.X_OK):
-    reason = f'folder {str(folder)!r} is read-only'
-  else:
-    return
-  raise ValueError(f'cannot write {path!r}: {reason}.')
-
-
-def _is_special(target: pathlib.Path) -> bool:
-  """A pipe or device: written to in place, for renaming would replace it."""
-  return target.exists() and not target.is_file()
-
-
-def _plain(value: Any) -> Any:
-  """The value in JSON's types; NaN and infinities become None."""
-  if dataclasses.is_dataclass(value) and not isinstance(value, type):
-    value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-  if isinstance(value, dict):
-    return {str(key): _plain(item) for key, item in value.items()}
-  if isinstance(value, (np.ndarray, np.generic, jax.Array)):
-    value = np.asarray(value).tolist()
-  if isinstance(value, (list, tuple)):
-    return [_plain(item) for item in value]
-  if isinstance(value, float):
-    return value if math.isfinite(value) else None
-  if isinstance(value, os.PathLike):
-    return os.fspath(value)
-  if value is None or isinstance(value, (str, int)):
-    return value
-  raise TypeError(f'{type(value).__name__} cannot be written as JSON: {value}')
-
-
-def write_json(path: str, obj: Any):
-  """Writes all of `obj` or nothing.
-
-  The text goes to a temporary name in the same folder, which then takes the
-  file's name in one step; a failure leaves the old file as it was. Dataclasses,
-  NumPy and JAX values are accepted; NaN and infinities become null.
-  """
-  write_text(path, json.dumps(_plain(obj), indent=2, allow_nan=False) + '\n')
-
-
-def write_text(path: str, text: str):
-  """All of the text or, if it fails, the old file; pipes are written to."""
-  target = pathlib.Path(os.path.realpath(path))
-  if _is_special(target):
-    target.write_text(text, encoding='utf-8')
-    return
-  with atomic.replacing(target) as unfinished:
-    unfinished.write_text(text, encoding='utf-8')
-
-
-class Progress:
-  """Says on stderr what is going on, and for how long.
-
-  On a terminal, one line that is rewritten as time passes; elsewhere plain
-  lines: nothing for work that takes less than a second, then a line when it
-  starts to last, one every ten seconds, and one at the end.
-
-  with Progress('loading target') as progress:
-    progress.update('12 of 28 layers')
-
-  Attributes:
-    is_silent: of several processes, all but the first.
-  """
-
-  is_silent = False
-
-  def __init__(self, what: str, stream: TextIO | None = None):
-    self._what = what
-    self._detail = ''
-    self._stream = sys.stderr if stream is None else stream
-    self._is_terminal = self._stream.isatty()
-    self._width = 0
-    self._has_spoken = False
-    self._stop = threading.Event()
-    # A thread, because loading and compiling hold the main one for seconds.
-    self._thread = threading.Thread(target=self._tick, daemon=True)
-
-  def update(self, detail: str):
-    """Changes what stands behind the name, such as '3 of 12'."""
-    self._detail = detail
-
-  def __enter__(self) -> 'Progress':
-    self._start = time.monotonic()
-    if not self.is_silent:
-      self._thread.start()
-    return self
-
-  def __exit__(self, *exc_info):
-    if self.is_silent:
-      return
-    self._stop.set()
-    self._thread.join()
-    if self._is_terminal:
-      self._show(end='\n')
-    elif self._has_spoken:
-      self._show()
-
-  def _tick(self):
-    pause = 0.2 if self._is_terminal else 1.0
-    while not self._stop.wait(pause):
-      self._has_spoken = True
-      self._show()
-      pause = 0.2 if self._is_terminal else 10.0
-
-  def _show(self, end: str = ''):
-    seconds = time.monotonic() - self._start
-    text = f'{self._what} {self._detail}'.strip() + f' ... {seconds:.1f} s'
-    if self._is_terminal:
-      # Spaces wipe what a longer text before this one has left.
-      self._stream.write('\r' + text.ljust(self._width) + end)
-      self._width = len(text)
-    else:
-      self._stream.write(text + '\n')
-    self._stream.flush()
