@@ -35,6 +35,7 @@ from experiments import (
   peers,
   plots,
   run_config,
+  run_flags,
   script,
   surroundings,
   text_files,
@@ -69,7 +70,7 @@ def _without(define, names):
 
 
 def define_speculation_flags(values: flags.FlagValues):
-  _without(run_config.define_speculation_flags, _SET_HERE)(values)
+  _without(run_flags.define_speculation_flags, _SET_HERE)(values)
   values.set_default('exact', False)
   values['exact'].help = (
     'Time plain decoding at the width of every verification too, and say '
@@ -126,13 +127,13 @@ def define_benchmark_flags(values: flags.FlagValues):
 
 
 FLAG_GROUPS = (
-  ('Models', run_config.define_model_flags),
-  ('Devices', run_config.define_device_flags),
+  ('Models', run_flags.define_model_flags),
+  ('Devices', run_flags.define_device_flags),
   ('Speculation', define_speculation_flags),
-  ('Prompts', _without(run_config.define_prompt_flags, _SET_HERE)),
+  ('Prompts', _without(run_flags.define_prompt_flags, _SET_HERE)),
   (
     'Sampling and limits',
-    _without(run_config.define_sampling_flags, _NOT_HERE),
+    _without(run_flags.define_sampling_flags, _NOT_HERE),
   ),
   ('Benchmark', define_benchmark_flags),
 )
@@ -263,7 +264,7 @@ def _run_config(
 ) -> RunConfig:
   """The flags as those of generate.py, with one proposer."""
   run = flags.FlagValues()
-  for _, define in run_config.FLAG_GROUPS:
+  for _, define in run_flags.FLAG_GROUPS:
     define(run)
   run.mark_as_parsed()
   for name in run:
@@ -278,7 +279,7 @@ def _run_config(
   run.num_draft_tokens = num_draft_tokens
   run.batch_size = size
   run.ignore_eos = True
-  config = run_config.config_from_flags(run)
+  config = run_flags.config_from_flags(run)
   if proposer != 'none' and values.stop_rule != 'fixed':
     # Refused here, if it does not suit; cells without it share the models.
     dataclasses.replace(config, stop_rule=values.stop_rule)

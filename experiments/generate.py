@@ -31,12 +31,8 @@ from experiments import (
   trace_file,
 )
 from experiments.progress import Progress
-from experiments.run_config import (
-  FLAG_GROUPS,
-  HEADS,
-  RunConfig,
-  config_from_flags,
-)
+from experiments.run_config import HEADS, RunConfig
+from experiments.run_flags import FLAG_GROUPS, config_from_flags
 from specjax import chat, generation, mesh, metrics
 from specjax.decode import Decoder
 from specjax.models import load

@@ -14,7 +14,7 @@ from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
 from experiments import convert, generate
-from experiments.run_config import FLAG_GROUPS
+from experiments.run_flags import FLAG_GROUPS
 from specjax import tokenizer_files, tokenizers
 from specjax.models import load
 from specjax.models.checkpoints import orbax

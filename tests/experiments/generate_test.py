@@ -18,7 +18,7 @@ from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
 from experiments import conversions, generate, script, trace
-from experiments.run_config import FLAG_GROUPS
+from experiments.run_flags import FLAG_GROUPS
 from specjax import state as states
 from specjax import testing
 from specjax.models import load

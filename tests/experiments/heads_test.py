@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
 from experiments import benchmark, generate
-from experiments.run_config import FLAG_GROUPS
+from experiments.run_flags import FLAG_GROUPS
 from specjax.models import load
 from specjax.models.heads import build, files
 from tests.experiments import tiny_files

@@ -23,7 +23,7 @@ from experiments import (
   trace_file,
 )
 from experiments.reproduce import definitions
-from experiments.run_config import FLAG_GROUPS
+from experiments.run_flags import FLAG_GROUPS
 from specjax.testing import rules
 from tests.experiments import tiny_files
 
