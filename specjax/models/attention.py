@@ -150,12 +150,18 @@ def _attend_blocks(
   Source: Milakov & Gimelshein, Online normalizer calculation for softmax,
     arXiv:1805.02867, algorithm 3.
   """
-  if memories[0].visible_BTS.shape[1] == 1:
-    # XLA:CPU sums the weights of one row in another order than those of more.
-    twice = lambda x: jnp.repeat(x, 2, axis=1)
-    memories = [m._replace(visible_BTS=twice(m.visible_BTS)) for m in memories]
-    q_BGMC = jnp.repeat(q_BGMC, 2, axis=2)
-    return _attend_blocks(q_BGMC, memories, scale=scale)[:, :, ::2]
+  b, g, m = q_BGMC.shape[:3]
+  num_new = memories[0].visible_BTS.shape[1]
+  # XLA:CPU adds up the weights of one row in another order than those of more,
+  # and so it does with fewer than 4 rows of many products, or 16 of one.
+  num_rows = 16 if b * g == 1 else 4
+  least = max(-(-num_rows * num_new // m), 2)
+  if num_new < least:
+    times = -(-least // num_new)
+    repeat = lambda x_BTS: jnp.repeat(x_BTS, times, axis=1)
+    memories = [x._replace(visible_BTS=repeat(x.visible_BTS)) for x in memories]
+    q_BGMC = jnp.repeat(q_BGMC, times, axis=2)
+    return _attend_blocks(q_BGMC, memories, scale=scale)[:, :, ::times]
   q_BGMC = q_BGMC.astype(jnp.float32)
   column = (*q_BGMC.shape[:3], 1)
   sums = _Sums(
@@ -171,6 +177,9 @@ def _add_memory(
   sums: _Sums, q_BGMC: Array, memory: Memory, scale: float
 ) -> _Sums:
   size = slots_lib.num_slots(memory.k)
+  if size < BLOCK_SIZE:
+    # Over fewer slots XLA:CPU adds up few rows in another order than more.
+    memory = _filled_up(memory)
   if size <= BLOCK_SIZE:
     return _add_block(
       sums, q_BGMC, memory.k, memory.v, memory.visible_BTS, scale
@@ -195,6 +204,20 @@ def _add_memory(
 
   num_blocks = (memory.num_used + BLOCK_SIZE - 1) // BLOCK_SIZE
   return lax.fori_loop(0, num_blocks, add, sums)
+
+
+def _filled_up(memory: Memory) -> Memory:
+  """The memory with a whole block of slots, the new ones visible to nobody."""
+  missing = BLOCK_SIZE - slots_lib.num_slots(memory.k)
+
+  def fill(x: Array) -> Array:
+    widths = [(0, missing if axis == 2 else 0) for axis in range(x.ndim)]
+    return jnp.pad(x, widths)
+
+  k, v, visible_BTS = jax.tree.map(
+    fill, (memory.k, memory.v, memory.visible_BTS)
+  )
+  return memory._replace(k=k, v=v, visible_BTS=visible_BTS)
 
 
 def _add_block(

@@ -13,7 +13,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import convert, generate
+from experiments import convert, generate, script
 from experiments.run_flags import FLAG_GROUPS
 from specjax import tokenizer_files, tokenizers
 from specjax.models import load
@@ -24,10 +24,10 @@ TEXT = 'def f(a, b):\n  return "é 漢 🙂"  # a  ' + tiny_files.END
 TEMPLATE = '{% for m in messages %}{{ m.content }}{% endfor %}'
 
 
-def run(script, groups, *argv):
+def run(of, groups, *argv):
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    code = script.run_main(script.main, groups, [*map(str, argv)])
+    code = script.run_main(of.main, groups, [*map(str, argv)])
   # What is shown while a machine is slow is no error.
   shown = r'^(loading|writing|compiling|decoding).* \.\.\. \d+\.\d s\n'
   return code, out.getvalue(), re.sub(shown, '', err.getvalue(), flags=re.M)

@@ -9,7 +9,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
-from experiments import benchmark, generate
+from experiments import benchmark, generate, script
 from experiments.run_flags import FLAG_GROUPS
 from specjax.models import load
 from specjax.models.heads import build, files
@@ -42,7 +42,7 @@ class HeadsTest(parameterized.TestCase):
       params = tiny_heads.params_of(head)
       files.save_head(cls.folder / kind, head, params)
 
-  def run_script(self, *flags, script=generate, groups=FLAG_GROUPS):
+  def run_script(self, *flags, of=generate, groups=FLAG_GROUPS):
     """Exit code, what went to stderr, and the result if there is one."""
     json_out = self.folder / f'{self.id()}.json'
     argv = (
@@ -54,7 +54,7 @@ class HeadsTest(parameterized.TestCase):
     )
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      code = script.run_main(script.main, groups, argv)
+      code = script.run_main(of.main, groups, argv)
     result = json.loads(json_out.read_text()) if json_out.exists() else None
     json_out.unlink(missing_ok=True)
     return code, err.getvalue(), result
@@ -97,7 +97,7 @@ class HeadsTest(parameterized.TestCase):
       '--draft_lengths=2',
       '--repeats=1',
       '--dtype=float32',
-      script=benchmark,
+      of=benchmark,
       groups=benchmark.FLAG_GROUPS,
     )
     self.assertEqual(code, 0, err)

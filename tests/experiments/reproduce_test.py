@@ -19,8 +19,8 @@ SCRIPTS = pathlib.Path(table.__file__).parent
 class ReproduceTest(parameterized.TestCase):
   @parameterized.parameters(*table.NAMES, *table.MEASURED)
   def test_reproduce_quick(self, name):
-    script = importlib.import_module(f'experiments.reproduce.{name}')
-    groups = getattr(script, 'FLAG_GROUPS', None) or (
+    paper = importlib.import_module(f'experiments.reproduce.{name}')
+    groups = getattr(paper, 'FLAG_GROUPS', None) or (
       measured.FLAG_GROUPS if name in table.MEASURED else record.FLAG_GROUPS
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -28,7 +28,7 @@ class ReproduceTest(parameterized.TestCase):
       out = io.StringIO()
       with contextlib.redirect_stdout(out):
         code = script.run_main(
-          script.main, groups, ['--quick', f'--json_out={path}']
+          paper.main, groups, ['--quick', f'--json_out={path}']
         )
       self.assertEqual(code, 0, out.getvalue())
       result = json.loads(path.read_text())
@@ -52,9 +52,9 @@ class ReproduceTest(parameterized.TestCase):
 
   @parameterized.parameters(*table.NAMES, *table.MEASURED)
   def test_reproduce_record_is_complete(self, name):
-    script = importlib.import_module(f'experiments.reproduce.{name}')
+    paper = importlib.import_module(f'experiments.reproduce.{name}')
     if name in table.MEASURED and not table.has_result(name):
-      got = record.paragraph(script.__doc__, 'Got')
+      got = record.paragraph(paper.__doc__, 'Got')
       self.assertEqual(got, 'not run yet.')
       self.skipTest(f'THE FULL RUN OF {name} IS NOT STORED')
     result = table.load_result(name)
@@ -62,13 +62,13 @@ class ReproduceTest(parameterized.TestCase):
     self.assertFalse(result['config']['quick'])
     self.assertTrue(result['environment']['git_clean'])
     for title in ('Claim', 'Notation', 'Runtime', 'Expected', 'Differs'):
-      self.assertNotEmpty(record.paragraph(script.__doc__, title))
+      self.assertNotEmpty(record.paragraph(paper.__doc__, title))
     self.assertEqual(
-      record.paragraph(script.__doc__, 'Command'),
+      record.paragraph(paper.__doc__, 'Command'),
       f'python experiments/reproduce/{name}.py',
     )
     self.assertEqual(
-      record.paragraph(script.__doc__, 'Got'),
+      record.paragraph(paper.__doc__, 'Got'),
       f'{record.got_text(result)}; {result["environment"]["date"][:10]}, CPU.',
     )
 

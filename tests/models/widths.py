@@ -1,4 +1,7 @@
-"""Prints whether a token's logits have the same bits at every width.
+"""Prints whether a token has the same bits at every width of a pass.
+
+  python -m tests.models.widths BATCH_SIZE SCHEME    logits of a model
+  python -m tests.models.widths attention            attention alone
 
 A program of its own, without the tests' compiler flags: they change the order
 of sums.
@@ -12,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.models import base, config
+from specjax.models import attention, base, config
 
 WIDTHS = (9, 5, 2, 1)
 LENGTH, NUM_NEW = 290, 18
@@ -83,5 +86,50 @@ def check(batch_size: int, scheme: str):
   print('equal')
 
 
+@functools.partial(jax.jit, static_argnames='width')
+def attend(
+  q_BTHC: jax.Array, memory: attention.Memory, width: int
+) -> jax.Array:
+  """What the first `width` tokens get."""
+  memory = memory._replace(visible_BTS=memory.visible_BTS[:, :width])
+  return attention.attend(q_BTHC[:, :width], (memory,), 0.1, by_block=True)
+
+
+def check_attention():
+  """Prints whether it depends on the width, by slots, heads and rows.
+
+  Heads of the first are those of SmolLM2, of the second of Gemma 3 270M. A
+  model's logits hide a bit that is off as often as they show it.
+  """
+  draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape)
+  most = WIDTHS[0]
+  for b, g, r, c in (
+    (1, 3, 3, 64),
+    (1, 1, 4, 256),
+    (1, 2, 6, 128),
+    (1, 1, 1, 64),
+    (4, 3, 3, 64),
+    (4, 1, 1, 64),
+  ):
+    for s in (16, 192, 250, 600):
+      last_T1 = min(50, s - most) + jnp.arange(most)[:, None]
+      memory = attention.Memory(
+        draw(0, b, g, s, c),
+        draw(1, b, g, s, c),
+        jnp.repeat((jnp.arange(s) <= last_T1)[None], b, axis=0),
+        jnp.int32(s),
+      )
+      q_BTHC = draw(2, b, most, g * r, c)
+      want = attend(q_BTHC, memory, most)
+      for width in (1, 2, 3, 5):
+        if not np.array_equal(attend(q_BTHC, memory, width), want[:, :width]):
+          print(f'width {width} of {b, g, r, c} over {s} slots differs')
+          return
+  print('equal')
+
+
 if __name__ == '__main__':
-  check(int(sys.argv[1]), sys.argv[2])
+  if sys.argv[1] == 'attention':
+    check_attention()
+  else:
+    check(int(sys.argv[1]), sys.argv[2])

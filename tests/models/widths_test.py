@@ -10,11 +10,11 @@ import tests.setup_jax  # noqa: F401
 
 
 class WidthsTest(parameterized.TestCase):
-  @parameterized.parameters((1, 'none'), (3, 'int8'))
-  def test_rows_do_not_depend_on_the_width(self, batch_size, scheme):
+  @parameterized.parameters(('1', 'none'), ('3', 'int8'), ('attention',))
+  def test_rows_do_not_depend_on_the_width(self, *what):
     environment = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
     ran = subprocess.run(
-      [sys.executable, '-m', 'tests.models.widths', str(batch_size), scheme],
+      [sys.executable, '-m', 'tests.models.widths', *what],
       env=environment,
       capture_output=True,
       text=True,
