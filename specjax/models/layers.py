@@ -41,7 +41,8 @@ def product(
   Gradients of narrow floats are narrow: what comes back is rounded to the dtype
   of `x` and `weight` before it is multiplied by them, and summed in `dtype`.
   Left as wide as the sums, it would widen these factors, and the two products
-  of a backward pass would take the time of float32.
+  of a backward pass would take the time of float32. Narrow products have
+  derivatives in reverse mode only.
 
   Args:
     subscripts: every index is in two of the three arrays, at least.

@@ -98,7 +98,7 @@ def save(
 
 def check_free(path: pathlib.Path):
   """Raises ValueError unless a folder can be made there: absent, or empty."""
-  if path.exists() and (not path.is_dir() or any(path.iterdir())):
+  if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
     raise ValueError(f'{path} must be absent or empty, it is not.')
   above = path.absolute().parent
   while not above.exists():

@@ -153,6 +153,9 @@ class OrbaxTest(parameterized.TestCase):
         orbax.check_free(self.folder / path)
     orbax.check_free(self.folder / 'new/deeper/model')
     self.assertEqual([p.name for p in self.folder.iterdir()], ['file'])
+    (self.folder / 'link').symlink_to('nowhere')
+    with self.assertRaisesRegex(ValueError, 'must be absent or empty'):
+      orbax.check_free(self.folder / 'link')
 
   def test_refuses_parameters_of_another_config(self):
     params = tiny.params_of(tiny.model('gemma3'))

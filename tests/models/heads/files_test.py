@@ -301,8 +301,7 @@ class FilesTest(parameterized.TestCase):
       self.rewrite({**tensors, 'd2t': d2t.astype(np.int64)})
       self.assert_refused('eagle3', message)
     for t2d, message in (
-      (tensors['t2d'][None], r't2d must .* 16 ids .* got shape \(1, 20\)'),
-      (tensors['t2d'][:15], r't2d must .* got shape \(15,\)'),
+      (tensors['t2d'][None], r't2d must say .* got shape \(1, 20\)'),
       (tensors['t2d'].astype(np.float32), 't2d must hold truth .* float32'),
     ):
       self.rewrite({**tensors, 't2d': t2d})
