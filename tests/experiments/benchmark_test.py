@@ -14,6 +14,9 @@ from absl.testing import absltest, parameterized
 
 import tests.setup_jax  # noqa: F401
 from experiments import bench_run, benchmark, peers, plots, script
+from specjax.proposers.draft_model import DraftModel
+from specjax.proposers.early_exit import EarlyExit
+from specjax.proposers.medusa import Medusa
 
 PAIR = ('--target=demo:target', '--draft=demo:draft')
 # As a peer, this answers three rounds and then goes wrong.
@@ -254,6 +257,24 @@ def _fake_of(name, job):
 
 
 _PEER_CLASS = peers.Peer
+
+
+class PassesTest(absltest.TestCase):
+  def test_early_exit_makes_none_without_a_draft(self):
+    for kind, passes in (
+      (EarlyExit, [0, 1, 4]),
+      (DraftModel, [1, 1, 4]),
+      (Medusa, [1, 1, 1]),
+    ):
+      decoder = mock.Mock(proposer=mock.Mock(spec=kind))
+      cell = bench_run.bench_cells.Cell(
+        proposer='',
+        num_draft_tokens=4,
+        decoder=decoder,
+        params={},
+        batches=(),
+      )
+      self.assertEqual([cell.num_passes(n) for n in (0, 1, 4)], passes)
 
 
 class PeerTest(parameterized.TestCase):

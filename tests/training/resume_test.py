@@ -1,5 +1,6 @@
 """Stopped anywhere and started again, a run ends with the same bits."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -107,6 +108,8 @@ class ResumeTest(parameterized.TestCase):
     with self.assertRaises(Killed):
       self.train(2, **run)
     self.assertTrue(tiny.same(self.train(**run), expected))
+    with self.assertRaisesRegex(ValueError, 'after must be >= 1, got 0'):
+      dataclasses.replace(source, after=0)
     plain = source.source.batch(1)
     batch = source.batch(1, expected.params)
     self.assertEqual(batch['tokens_BT'].shape, plain['tokens_BT'].shape)
